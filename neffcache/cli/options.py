@@ -1,0 +1,128 @@
+"""Options that several verbs share, and how a verb prints."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from neffcache.flows.request import Request
+    from neffcache.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where things go: with --json one document on stdout and everything else on stderr; -q leaves notes out."""
+
+    json: bool
+    quiet: bool
+    verbose: bool
+
+    def note(self, text: str) -> None:
+        """Something to know while the command works: always on stderr."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def emit(self, document: Any, lines: Sequence[str]) -> None:
+        """The command's result: the document with --json, else the lines."""
+        if self.json:
+            click.echo(json.dumps(document, indent=None))
+        else:
+            for line in lines:
+                click.echo(line)
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--json, -q, -v as one `output` argument."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, everything else on stderr.")
+    @click.option("-q", "--quiet", is_flag=True, help="No notes.")
+    @click.option("-v", "--verbose", is_flag=True, help="More notes.")
+    @functools.wraps(command)
+    def with_output(*args: Any, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> Any:
+        return command(*args, output=Output(as_json, quiet, verbose), **given)
+
+    return with_output
+
+
+_JOB_OPTIONS = (
+    click.option("--lnc", type=click.IntRange(1, 2), help="Logical NeuronCore configuration."),
+    click.option("--target", help="trn1, trn2, trn3 or cpu."),
+    click.option("--instance", help="Instance type, such as trn2.48xlarge."),
+    click.option("--nodes", type=click.IntRange(1), help="Number of nodes."),
+    click.option("--world-size", type=click.IntRange(1), help="Ranks; else from instance, LNC and nodes."),
+    click.option(
+        "--toolchain",
+        type=click.Choice(["host", "neuron", "auto"]),
+        default="auto",
+        show_default=True,
+        help="Compiler.",
+    ),
+    click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A TorchTitan option; repeatable."),
+    click.option("--option", "options", multiple=True, metavar="OPTION", help="A compiler option (--option=-O1)."),
+)
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The contract's options that make a request, as one `choose` argument: a config's name -> its Request."""
+
+    @functools.wraps(command)
+    def with_job(*args: Any, **given: Any) -> Any:
+        names = ("lnc", "target", "instance", "nodes", "world_size", "toolchain", "sets", "options")
+        chosen = {name: given.pop(name) for name in names}
+
+        def choose(config: str) -> Request:
+            from neffcache.flows.request import make_request
+            from neffcache.flows.resolve import choose_toolchain
+
+            toolchain = choose_toolchain(chosen["toolchain"])
+            return make_request(config, environ=os.environ, **{**chosen, "toolchain": toolchain})
+
+        return command(*args, choose=choose, **given)
+
+    for option in reversed(_JOB_OPTIONS):
+        with_job = option(with_job)
+    return with_job
+
+
+def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--dir", "directory", help="Local store [NEFFCACHE_DIR, else $XDG_CACHE_HOME/neffcache].")(
+        command
+    )
+
+
+def open_store(directory: str | None, *, writable: bool) -> LocalStore:
+    """The local store of the settings. A store that cannot be written is opened to read when that is enough."""
+    from neffcache.flows.settings import store_root
+    from neffcache.store.local import LocalStore
+
+    root = store_root(directory, os.environ)
+    return LocalStore.open(root.value, writable=writable, given=root.given)
+
+
+def open_to_run(directory: str | None) -> LocalStore:
+    """Writable where that is possible, read-only where it is not: hits need no write."""
+    from pathlib import Path
+
+    from neffcache.flows.settings import store_root
+    from neffcache.store.local import LocalStore
+
+    root = store_root(directory, os.environ)
+    path = Path(root.value)
+    writable = os.access(path, os.W_OK) if path.exists() else True
+    return LocalStore.open(root.value, writable=writable, given=root.given)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -1,0 +1,82 @@
+"""neffcache run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": False},
+    epilog="Example:  neffcache run llama3_debugmodel --steps 3",
+)
+@click.argument("config")
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option(
+    "--on-miss",
+    type=click.Choice(["fail", "compile", "warn"]),
+    default="fail",
+    show_default=True,
+    help="A graph without an artifact ends the job, or is compiled and kept, or is compiled and counted.",
+)
+@click.option("--steps", type=click.IntRange(1), help="Training steps (without a COMMAND).")
+@click.option("--dump-folder", type=click.Path(path_type=Path), help="TorchTitan's output [default: a temporary one].")
+@job_options
+@store_option
+@output_options
+def command(
+    config: str,
+    command_line: tuple[str, ...],
+    on_miss: str,
+    steps: int | None,
+    dump_folder: Path | None,
+    directory: str | None,
+    choose: Callable[[str], Any],
+    output: Output,
+) -> int:
+    """Train CONFIG from the warm cache: TorchTitan under torchrun, or COMMAND unchanged.
+
+    Every rank proves that it is the job that was warmed, before it builds a model, and that it compiled nothing.
+    """
+    from neffcache.cli.progress import Lines
+    from neffcache.flows.run import run
+
+    document = run(
+        choose(config),
+        open_to_run(directory),
+        os.environ,
+        command=command_line,
+        on_miss=on_miss,
+        steps=steps,
+        dump_folder=dump_folder,
+        progress=Lines(output),
+        # The job's own words never mix with the document on stdout.
+        output=(lambda: sys.stderr) if output.json else None,
+    )
+    one = document["step_one"]
+    lines = [
+        f"identity {document['identity']}; step one {one['seconds']} s, "
+        f"{one['hits']} hits, {one['misses']} misses, {one['compiles']} compiles",
+        *(
+            f"rank {rank['rank']}: class {rank['class']}, {rank['graphs']} graphs, {rank['hits']} hits, "
+            f"{rank['misses']} misses, {rank['compiles']} compiles"
+            for rank in document["ranks"]
+        ),
+        "losses " + " ".join(f"{loss:.5f}" for loss in document["losses"]),
+    ]
+    output.emit(document, lines)
+    error = document.get("error")
+    if error:
+        click.echo(f"error: {error['message']}", err=True)
+        if error.get("hint"):
+            click.echo(f"hint: {error['hint']}", err=True)
+    code: int = document["exit_code"]
+    return code

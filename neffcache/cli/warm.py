@@ -1,0 +1,77 @@
+"""neffcache warm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+
+
+@click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
+@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
+@click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
+@job_options
+@store_option
+@output_options
+def command(
+    configs: tuple[str, ...],
+    every: bool,
+    jobs: int | None,
+    directory: str | None,
+    choose: Callable[[str], Any],
+    output: Output,
+) -> int:
+    """Trace CONFIG at its real world size, compile each graph that has no record, and write its manifest.
+
+    A manifest is complete only after a fresh process found and loaded all of it. Run again, it compiles nothing.
+    """
+    from neffcache.cli.progress import progress_of
+    from neffcache.errors import CompileFailed, NeffcacheError
+    from neffcache.flows.warm import warm
+    from neffcache.flows.warmers import known
+
+    names = list(configs) or (list(known(os.environ)) if every else [])
+    if not names:
+        raise click.UsageError("give a CONFIG, or --all")
+    store = open_store(directory, writable=True)
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    worst: NeffcacheError | None = None
+    for name in names:
+        with progress_of(output) as progress:
+            try:
+                result = warm(choose(name), store, os.environ, jobs=jobs, progress=progress)
+            except NeffcacheError as fault:
+                if len(names) == 1:
+                    raise
+                documents.append({"config": name, **fault.to_json()})
+                lines.append(f"{name}: {fault.message}")
+                worst = worst or fault
+                continue
+        documents.append(result.to_json())
+        graphs = result.to_json()["graphs"]
+        lines.append(
+            f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "
+            f"{graphs['total']} graphs = {graphs['hit']} hit + {graphs['compiled']} compiled + "
+            f"{graphs['failed']} failed + {graphs['skipped']} skipped; "
+            f"trace {result.trace_seconds:.1f} s, compile {result.compile_seconds:.1f} s, "
+            f"total {result.total_seconds:.1f} s"
+        )
+        lines.append(f"  job key {result.job.key.cache_key}")
+        for failure in result.failures:
+            output.note(f"failed: {failure.message}")
+        if result.failed and worst is None:
+            worst = CompileFailed(
+                f"{result.failed} of {result.total} graphs of {name} failed: {result.failures[0].message}",
+                hint="what compiled is kept; run the same command again to try the rest",
+            )
+    output.emit(documents[0] if len(configs) == 1 else documents, lines)
+    if worst is not None:
+        output.note(f"error: {worst.message}")
+        return worst.exit_code
+    return 0

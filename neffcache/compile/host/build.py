@@ -1,0 +1,140 @@
+"""Compile one graph with Inductor for this CPU, and keep files that load anywhere without a compiler.
+
+An artifact of the host toolchain is
+    graphs/<compile key>/code               torch's own serialised form of the graph (`CompiledArtifact.save`)
+    graphs/<compile key>/meta.json          how to call it, its groups and its libraries
+    graphs/<compile key>/kernels/<name>.so  C++ libraries, named by their source (equal ones are one blob in a store)
+Source: torch._inductor.standalone_compile (torch 2.14).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neffcache.compile.host import torch_internals
+from neffcache.compile.toolchain import Compiled, CompileRequest, Product
+from neffcache.errors import CompileFailed
+from neffcache.graph.payload import Payload, unpack
+from neffcache.graph.settings import enforced
+
+STORE = "host"
+
+
+def code_path(compile_key: str) -> str:
+    return f"graphs/{compile_key}/code"
+
+
+def meta_path(compile_key: str) -> str:
+    return f"graphs/{compile_key}/meta.json"
+
+
+def kernels_path(compile_key: str) -> str:
+    return f"graphs/{compile_key}/kernels"
+
+
+def compile_graph(request: CompileRequest, into: Path) -> Compiled:
+    """Compile `request` and leave its files below `into`, which must be private to this compile.
+
+    Runs in a worker process whose environment and thread count are those of the toolchain's identity.
+    Raises CompileFailed with the compiler's first words.
+    """
+    started = time.perf_counter()
+    payload = unpack(request.payload.read_bytes())
+    meta = compile_payload(payload, request.settings, into, request.compile_key)
+    products = [
+        Product(STORE, code_path(request.compile_key), into / "code"),
+        Product(STORE, meta_path(request.compile_key), into / "meta.json"),
+        *(
+            Product(STORE, f"{kernels_path(request.compile_key)}/{name}.so", into / f"{name}.so")
+            for name in meta["kernels"]
+        ),
+    ]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Compiled(request.compile_key, products, round(time.perf_counter() - started, 3), peak)
+
+
+def compile_payload(payload: Payload, settings: Any, into: Path, compile_key: str) -> dict[str, Any]:
+    """Compile a lean graph; writes `code`, `meta.json` and the `.so` files below `into`; returns the meta document."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+    from torch._inductor.utils import clear_caches
+
+    torch_internals.probe()
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into, prefix="inductor-") as private:
+        with temporary_cache_dir(private), groups_exist(payload.groups), enforced(settings):
+            clear_caches()
+            with torch_internals.kernels_recorded() as kernels:
+                try:
+                    artifact = torch_internals.standalone_compile(payload.module, example_inputs(payload.module))
+                except Exception as fault:
+                    first = str(fault).strip().splitlines() or [type(fault).__name__]
+                    raise CompileFailed(
+                        f"Inductor could not compile {compile_key}: {first[0][:300]}",
+                        details={"compile_key": compile_key, "fault": type(fault).__name__, "log": str(fault)[-20000:]},
+                    ) from fault
+            artifact.save(path=os.fspath(into / "code"), format="binary")
+        for name, built in kernels.items():
+            shutil.copyfile(built, into / f"{name}.so")
+    meta = {
+        "schema": 1,
+        "compile_key": compile_key,
+        "binding": payload.binding.to_json(),
+        "kernels": sorted(kernels),
+    }
+    (into / "meta.json").write_text(json.dumps(meta, sort_keys=True))
+    return meta
+
+
+def example_inputs(module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Fake inputs with the shapes, strides and types of the graph's placeholders."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        return [
+            torch.empty_strided(
+                node.meta["val"].shape,
+                node.meta["val"].stride(),
+                dtype=node.meta["val"].dtype,
+                device=node.meta["val"].device,
+            )
+            for node in module.graph.nodes
+            if node.op == "placeholder"
+        ]
+
+
+class groups_exist:
+    """Process groups under the payload's aliases, on torch's fake backend: sizes are asked for while compiling."""
+
+    def __init__(self, groups: dict[str, tuple[int, ...]]) -> None:
+        self._groups = groups
+
+    def __enter__(self) -> None:
+        if not self._groups:
+            return
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        world = max(max(ranks) for ranks in self._groups.values()) + 1
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+        for name, ranks in self._groups.items():
+            torch_internals.register_group(name, dist.new_group(list(ranks)))
+
+    def __exit__(self, *_: object) -> None:
+        if self._groups:
+            import torch.distributed as dist
+
+            for name in self._groups:
+                torch_internals.unregister_group(name)
+            dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""Load artifacts of the host toolchain into a training process, running no compiler.
+
+Host artifacts hold code. They are read only from a view, whose files were checked against the manifest's digests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neffcache.compile.host import build, torch_internals
+from neffcache.errors import Mismatch, StoreFault
+from neffcache.graph.payload import Binding
+from neffcache.graph.text import GraphText
+
+_bound: dict[str, str] = {}
+
+
+def load_graph(host: Path, compile_key: str, text: GraphText) -> Callable[[list[Any]], list[Any]]:
+    """The compiled graph `compile_key` of a view's `host` directory, bound to this process's groups.
+
+    `text` is the canonical form of the graph that asks; its groups get the artifact's aliases.
+    Raises StoreFault when a file is missing or does not belong.
+    """
+    try:
+        meta = json.loads((host / build.meta_path(compile_key)).read_bytes())
+    except (OSError, ValueError) as fault:
+        raise StoreFault(f"the artifact of {compile_key} cannot be read: {fault}") from None
+    if meta.get("schema") != 1 or meta.get("compile_key") != compile_key:
+        raise StoreFault(f"the artifact of {compile_key} is of another graph or a newer neffcache")
+    binding = Binding.from_json(meta["binding"])
+    bind_groups(binding, text)
+    # A load inside Dynamo's compile must not report its strides to the compile in flight.
+    with (
+        torch._guards.tracing(None),
+        torch._subclasses.fake_tensor.unset_fake_temporarily(),
+        torch_internals.kernels_from(host / build.kernels_path(compile_key), frozenset(meta["kernels"])),
+    ):
+        try:
+            artifact = torch_internals.load_artifact(os.fspath(host / build.code_path(compile_key)))
+        except torch_internals.KernelMissing as missing:
+            raise StoreFault(f"the artifact of {compile_key} lacks its library {missing}") from None
+        except AssertionError as fault:
+            raise Mismatch(f"the artifact of {compile_key} was made by another build of torch ({fault})") from None
+    return caller(artifact, binding)
+
+
+def caller(artifact: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], list[Any]]:
+    """A boxed callable with the captured graph's own arguments and results."""
+    inputs, outputs = binding.inputs, binding.outputs
+    passed = [what for kind, what in outputs if kind == "input"]
+
+    def run(given: list[Any]) -> list[Any]:
+        lean = [given[index] for index in inputs]
+        kept = {index: given[index] for index in passed}
+        given.clear()
+        results: Sequence[Any] = artifact(*lean)
+        return [results[what] if kind == "lean" else kept[what] if kind == "input" else what for kind, what in outputs]
+
+    return run
+
+
+def bind_groups(binding: Binding, text: GraphText) -> None:
+    """Register the artifact's group aliases for the live groups of the graph that asks.
+
+    Raises Mismatch when one alias would have to mean two groups in one process.
+    """
+    for name, slot in binding.groups.items():
+        live = next(use.name for use in text.groups if use.slot == slot)
+        if name not in _bound:
+            torch_internals.register_group(name, torch_internals.find_group(live))
+            _bound[name] = live
+        elif _bound[name] != live:
+            raise Mismatch(
+                f"two process groups of this rank ({_bound[name]} and {live}) share one compiled graph",
+                hint="this mesh cannot share the graph; please report it with the configuration",
+            )

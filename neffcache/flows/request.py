@@ -1,0 +1,100 @@
+"""A request: what somebody typed to choose a job, before TorchTitan is asked what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from neffcache.errors import Usage
+from neffcache.flows.warmers import WarmerRun, find
+from neffcache.key.canonical import digest
+from neffcache.key.options import Options
+from neffcache.key.target import Placement, resolve_placement
+
+
+@dataclass(frozen=True)
+class Request:
+    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form."""
+
+    config: str
+    module: str
+    function: str
+    settings: Mapping[str, Any]
+    placement: Placement
+    toolchain: str
+    options: Options
+    dropped: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """The semantic fields only: this document names a ref and may leave the machine."""
+        return {
+            "config": self.config,
+            "module": self.module,
+            "function": self.function,
+            "set": dict(self.settings),
+            "target": self.placement.target,
+            "lnc": self.placement.lnc,
+            "world_size": self.placement.world_size,
+            "toolchain": self.toolchain,
+            "options": list(self.options.tokens),
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest(self.to_json())
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """`--set a.b=value` options; later ones win. Usage for one without a name or a value."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise Usage(f"--set takes name=value, not {pair!r}", hint="--set training.seq_len=4096")
+        settings[name.strip().replace("-", "_")] = value
+    return settings
+
+
+def make_request(
+    config: str,
+    *,
+    sets: Sequence[str] = (),
+    target: str | None = None,
+    lnc: int | None = None,
+    instance: str | None = None,
+    nodes: int | None = None,
+    world_size: int | None = None,
+    toolchain: str = "host",
+    options: Sequence[str] = (),
+    environ: Mapping[str, str],
+) -> Request:
+    """The request of these options, on top of the warmer's run of that name.
+
+    Said placement replaces the warmer's: an instance or a target of one's own drops what the warmer says about place.
+    Raises Usage for contradictions.
+    """
+    run: WarmerRun = find(config, environ)
+    given = {"target": target, "lnc": lnc, "instance": instance, "nodes": nodes, "world_size": world_size}
+    said = {name: value for name, value in given.items() if value is not None}
+    default = dict(run.placement)
+    if "instance" in said or "target" in said:
+        for name in ("instance", "target", "world_size", "nodes", "lnc"):
+            default.pop(name, None)
+    if "world_size" in said or "nodes" in said:
+        default.pop("world_size", None)
+        default.pop("nodes", None)
+    parsed = Options.parse([*([environ["NEURON_CC_FLAGS"]] if environ.get("NEURON_CC_FLAGS") else []), *options])
+    placed: dict[str, Any] = {**default, **said}
+    placement = resolve_placement(**placed, environ=environ, option_lnc=parsed.lnc, option_target=parsed.target)
+    final = parsed.for_placement(placement.target, placement.lnc)
+    return Request(
+        config=config,
+        module=run.module,
+        function=run.config,
+        settings={**run.settings, **parse_settings(sets)},
+        placement=placement,
+        toolchain=toolchain,
+        options=final,
+        dropped=tuple(f"{entry.option}: {entry.reason}" for entry in final.dropped),
+    )

@@ -1,0 +1,322 @@
+"""Run: launch a training that uses a view, and prove that it was that job and compiled nothing.
+
+Nothing is launched unless the manifest is complete (or the policy says otherwise). While the job runs its ranks'
+reports are watched; the first one that refuses ends all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, StoreFault, Usage
+from neffcache.flows.missed import keep_missed
+from neffcache.flows.request import Request
+from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.warm import Progress, current_manifest, warm
+from neffcache.flows.workers import revive, scratch
+from neffcache.lifetime import end_group
+from neffcache.runtime import variables
+from neffcache.runtime.report import RankReport, read_reports
+from neffcache.store.local import LocalStore
+from neffcache.store.records import Manifest
+from neffcache.store.view import View, materialise
+
+GRACE = 20.0
+"""Seconds that a job has to end by itself after one of its ranks refused."""
+
+ON_MISS = ("fail", "compile", "warn")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a launch needs: the job, its manifest and view, and the exact environment."""
+
+    job: Job
+    manifest: Manifest
+    view: View
+    environment: Mapping[str, str]
+    command: tuple[str, ...]
+
+
+def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[str, str]:
+    """The variables that `run` sets, all of them before Python starts. Directories below `place` are this run's own."""
+    environment = {
+        **job.environment,
+        variables.MANIFEST: str(view / "manifest.json"),
+        variables.REPORTS: str(place / "reports"),
+        variables.ON_MISS: on_miss,
+        variables.HARNESS: "1",
+        # Inductor writes the sources of what it loads; nobody else's cache may be found there.
+        "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+    }
+    if on_miss == "compile":
+        environment[variables.MISSED] = str(place / "missed")
+    return environment
+
+
+def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:
+    """TorchTitan under torchrun, on this node."""
+    arguments = list(job.arguments)
+    if "--dump_folder" not in arguments:
+        arguments += ["--dump_folder", str(dump_folder)]
+    if steps is not None:
+        arguments += ["--training.steps", str(steps)]
+    ranks = job.request.placement.ranks_per_node
+    return (
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-ranks-filter", "0"),
+        *("-m", "torchtitan.train", *arguments),
+    )
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Refuse settings under which the doors would stay shut. Raises Usage."""
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        raise Usage(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps neffcache out of the training process, so nothing could be proved",
+            hint="unset TORCH_DEVICE_BACKEND_AUTOLOAD",
+        )
+
+
+def run(
+    request: Request,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    *,
+    command: Sequence[str] = (),
+    on_miss: str = "fail",
+    steps: int | None = None,
+    dump_folder: Path | None = None,
+    progress: Progress | None = None,
+    output: Callable[[], Any] | None = None,
+) -> dict[str, Any]:
+    """The contract's document of `run`; its `exit_code` says how it ended.
+
+    Raises NeffcacheError for what keeps the job from being launched.
+    """
+    progress = progress or Progress()
+    check_environment(environ)
+    if request.placement.nodes > 1 and not command:
+        raise Usage(
+            f"{request.config} runs on {request.placement.nodes} nodes: give the command of this node",
+            hint="neffcache run CONFIG -- torchrun --nnodes ... COMMAND, on every node",
+        )
+    # A read-only store is read; what a run writes beside it goes to the system's temporary place.
+    with scratch(store.root / "tmp" if store.writable else Path(os.environ.get("TMPDIR", "/tmp"))) as place:
+        progress.note(FIRST_LINE[request.toolchain])
+        job = resolve(request, environ, place)
+        progress.note(job.describe())
+        for entry in job.replaced:
+            meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
+            progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
+        manifest = _manifest(job, store, environ, on_miss, progress)
+        view = materialise(
+            store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail"
+        )
+        (place / "reports").mkdir()
+        _texts(store, manifest, place / "reports" / "texts")
+        environment = run_environment(job, view.path, place, on_miss=on_miss)
+        chosen = tuple(command) or default_command(job, dump_folder or place / "outputs", steps)
+        progress.note(f"view {view.path}")
+        progress.note("launching " + " ".join(chosen[:8]) + (" ..." if len(chosen) > 8 else ""))
+        status, reports = _launch(chosen, {**environ, **environment}, place / "reports", output)
+        document = summary(job, manifest, reports, status, on_miss=on_miss)
+        if on_miss == "compile" and store.writable and document["exit_code"] == 0:
+            kept = keep_missed(store, job, manifest, reports, environ, place / "missed", progress)
+            document["local_manifest"] = None if kept is None else kept.id
+    return document
+
+
+def _manifest(job: Job, store: LocalStore, environ: Mapping[str, str], on_miss: str, progress: Progress) -> Manifest:
+    """The complete manifest of this job: the store's, or one made by tracing again when all graphs have records.
+
+    Raises Miss naming what lacks (policy `fail`), StoreFault for damage.
+    """
+    found = current_manifest(store, job)
+    if found is not None and found.complete:
+        damaged = store.damaged(found)
+        if damaged:
+            raise StoreFault(
+                f"{len(damaged)} files of manifest {found.id[:12]} were damaged and are now in quarantine",
+                hint="warm again, or pull them from a remote",
+                details={"damaged": [entry.path for entry in damaged]},
+            )
+        lacking = store.missing(found)
+        if not lacking:
+            return found
+        if on_miss == "fail":
+            raise Miss(
+                f"manifest {found.id[:12]} of {job.request.config} needs {len(lacking)} files that the store lacks",
+                hint=f"neffcache warm {job.request.config}",
+                details={"cache_key": job.key.cache_key, "missing": [entry.path for entry in lacking]},
+            )
+        return found
+    if not store.writable:
+        raise Miss(
+            f"{job.request.config} has no complete manifest in the read-only store {store.root}",
+            hint=f"neffcache warm {job.request.config}, or give a store that can be written",
+            details={"cache_key": job.key.cache_key},
+        )
+    progress.note(f"no manifest for job key {job.key.cache_key}: tracing again, compiling nothing")
+    healed = warm(job.request, store, environ, compile_missing=False, progress=progress, job=job)
+    if healed.complete and healed.manifest is not None:
+        progress.note(f"every graph has a record: local manifest {healed.manifest.id[:12]}")
+        return healed.manifest
+    if on_miss == "fail" or healed.manifest is None:
+        raise Miss(
+            f"{job.request.config} is not warm: {healed.skipped} of {healed.total} graphs have no record",
+            hint=f"neffcache warm {job.request.config}",
+            details={"cache_key": job.key.cache_key, "graphs": healed.to_json()["graphs"]},
+        )
+    return healed.manifest
+
+
+def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:
+    """The graph texts of a manifest, for a rank that must name the nearest record of a graph it misses."""
+    directory.mkdir()
+    for key in manifest.compile_keys():
+        record = store.get_graph(key)
+        if record is not None and store.has_blob(record.text):
+            (directory / f"{key}.txt").symlink_to(store.blob_path(record.text))
+
+
+def _launch(
+    command: Sequence[str], environ: Mapping[str, str], reports: Path, output: Callable[[], Any] | None
+) -> tuple[int, dict[int, RankReport]]:
+    """Start the command in a group of its own, watch its ranks' reports, end it when one refuses; (status, reports)."""
+    stream = output() if output is not None else None
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            stdout=stream,
+            stderr=None if stream is None else stream,
+            start_new_session=True,
+        )
+    except OSError as fault:
+        raise CommandFailed(f"the command cannot be started: {fault}", hint="what follows -- is a program") from None
+    deadline: float | None = None
+    try:
+        while (status := process.poll()) is None:
+            if deadline is None and any(r.state == "refused" for r in read_reports(reports).values()):
+                deadline = time.monotonic() + GRACE
+            if deadline is not None and time.monotonic() > deadline:
+                end_group(process)
+            time.sleep(0.1)
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        end_group(process)
+        raise
+    end_group(process)
+    return status, read_reports(reports)
+
+
+def summary(
+    job: Job, manifest: Manifest, reports: Mapping[int, RankReport], status: int, *, on_miss: str
+) -> dict[str, Any]:
+    """The gate: every local rank reported, each with hits = the graphs of its class and compiles = 0."""
+    local = job.request.placement.ranks_per_node
+    fault = _fault(manifest, reports, status, local, on_miss)
+    ranks = [
+        {
+            "rank": rank,
+            "class": report.rank_class,
+            "graphs": len(report.expected),
+            **report.counts(),
+            "state": report.state,
+            "identity": report.identity,
+            "missed": report.misses,
+            "compiler_processes": report.compiler_processes,
+        }
+        for rank, report in sorted(reports.items())
+    ]
+    stepped = [report for report in reports.values() if report.steps]
+    steady = [
+        later - earlier for report in stepped for earlier, later in zip(report.steps, report.steps[1:], strict=False)
+    ]
+    at_one = [report.at_step_one or {} for report in stepped]
+    losses: dict[str, float] = {}
+    for _, report in sorted(reports.items(), reverse=True):
+        losses.update(report.losses)
+    identities = {report.identity for report in reports.values()}
+    return {
+        "config": job.request.config,
+        "cache_key": job.key.cache_key,
+        "toolchain": "host",
+        "manifest": manifest.id,
+        "identity": "proved" if identities == {"proved"} and len(reports) == local else "unproved",
+        "step_one": {
+            "seconds": round(max((r.steps[0] - (r.built or 0.0) for r in stepped), default=0.0), 3),
+            "hits": sum(entry.get("hits", 0) for entry in at_one),
+            "compiles": sum(entry.get("compiles", 0) for entry in at_one),
+            "misses": sum(entry.get("misses", 0) for entry in at_one),
+            "load_seconds": round(max((r.loads for r in stepped), default=0.0), 3),
+            "text_seconds": round(max((r.texts for r in stepped), default=0.0), 3),
+        },
+        "steady_step_seconds": round(sorted(steady)[len(steady) // 2], 3) if steady else None,
+        "steps": max((len(report.steps) for report in stepped), default=0),
+        "losses": [losses[step] for step in sorted(losses, key=int)],
+        "ranks": ranks,
+        "replaced": list(job.replaced),
+        "command_status": status,
+        "exit_code": 0 if fault is None else fault.exit_code,
+        **({} if fault is None else {"error": fault.to_json()}),
+    }
+
+
+def _fault(
+    manifest: Manifest, reports: Mapping[int, RankReport], status: int, ranks: int, on_miss: str
+) -> NeffcacheError | None:
+    """Why the gate does not hold; the rank's own word first, then the command's, then the counts."""
+    refused = [report for _, report in sorted(reports.items()) if report.error is not None]
+    if refused:
+        first = refused[0]
+        assert first.error is not None
+        fault = revive(first.error)
+        fault.message = f"rank {first.rank}: {fault.message}"
+        fault.details.setdefault("ranks", [report.rank for report in refused])
+        return fault
+    if status != 0:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        dead = [rank for rank, report in sorted(reports.items()) if not report.steps]
+        return CommandFailed(
+            f"the command {how}",
+            hint="its own output says why",
+            details={"command_status": status, "ranks_without_a_step": dead, "ranks_reported": sorted(reports)},
+        )
+    if len(reports) != ranks:
+        return Mismatch(
+            f"{len(reports)} of {ranks} ranks reported, so nothing is proved about the others",
+            hint="the command must start its ranks with RANK and LOCAL_RANK set, and import torch",
+            details={"ranks_reported": sorted(reports)},
+        )
+    for rank, report in sorted(reports.items()):
+        if on_miss == "fail" or not report.misses:
+            if report.compiles:
+                return Miss(
+                    f"rank {rank} compiled: {report.backend_compiles} graphs, "
+                    f"{len(report.compiler_processes)} compiler processes",
+                    hint="neffcache warm the configuration again",
+                    details={"rank": rank, "compiler_processes": report.compiler_processes[:20]},
+                )
+            if set(report.hits) != set(report.expected):
+                return Miss(
+                    f"rank {rank} used {len(report.hits)} of the {len(report.expected)} graphs of its class",
+                    hint="the command did not run a whole step of this job",
+                    details={"rank": rank, "unused": sorted(set(report.expected) - set(report.hits))},
+                )
+    return None
+
+
+def raise_for(document: Mapping[str, Any]) -> None:
+    """Raise the fault of a `run` document, if it has one."""
+    if document.get("error"):
+        raise revive(document["error"])

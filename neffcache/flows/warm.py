@@ -1,0 +1,307 @@
+"""Warm: trace a job, compile what is missing, record it, and prove it by a replay in a fresh process."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neffcache.compile import pool
+from neffcache.compile.toolchain import Compiled, CompileRequest
+from neffcache.errors import Bug, NeffcacheError
+from neffcache.flows.request import Request
+from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
+from neffcache.flows.workers import call, scratch
+from neffcache.store.local import LocalStore
+from neffcache.store.records import Artifact, GraphRecord, Manifest, Ref, manifest
+from neffcache.store.view import discard, materialise
+
+CHANNEL = "current"
+COMPILER = "neffcache.compile.host.build.compile_graph"
+WORKER_BYTES = 1_200_000_000
+"""Resident memory of a host compile where none was measured (about 0.75 GB for llama3 blocks, with room)."""
+
+
+class Progress:
+    """What a warm tells while it runs; the command line draws it. Every method may do nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def graphs(self, graphs: Iterable[TracedGraph], hits: Iterable[str]) -> None: ...
+
+    def event(self, event: pool.Event) -> None: ...
+
+
+@dataclass
+class WarmResult:
+    """The contract's document of `warm`; total = hit + compiled + failed + skipped."""
+
+    job: Job
+    manifest: Manifest | None = None
+    total: int = 0
+    hit: int = 0
+    compiled: int = 0
+    failed: int = 0
+    skipped: int = 0
+    complete: bool = False
+    trace_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    total_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    failures: list[NeffcacheError] = field(default_factory=list)
+    eager: Mapping[str, int] = field(default_factory=dict)
+    ranks: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.job.request.config,
+            "cache_key": self.job.key.cache_key,
+            "toolchain": "host",
+            "toolchain_id": self.job.toolchain_id,
+            "ranks": self.job.world_size,
+            "graphs": {
+                "total": self.total,
+                "hit": self.hit,
+                "compiled": self.compiled,
+                "failed": self.failed,
+                "skipped": self.skipped,
+            },
+            "seconds": {
+                "trace": round(self.trace_seconds, 3),
+                "compile": round(self.compile_seconds, 3),
+                "total": round(self.total_seconds, 3),
+            },
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "manifest": None if self.manifest is None else self.manifest.id,
+            "complete": self.complete,
+            "not_captured": {"operators": sum(self.eager.values()), "distinct": len(self.eager)},
+            "replaced": list(self.job.replaced),
+            "warnings": list(self.job.warnings),
+            "failures": [fault.to_json() for fault in self.failures],
+        }
+
+
+def warm(
+    request: Request,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    *,
+    jobs: int | None = None,
+    compile_missing: bool = True,
+    progress: Progress | None = None,
+    job: Job | None = None,
+) -> WarmResult:
+    """Make a job's manifest complete. With `compile_missing` false nothing is compiled: what lacks is `skipped`.
+
+    Raises NeffcacheError for what stops all of it; a graph that fails is in the result.
+    """
+    progress = progress or Progress()
+    started = time.monotonic()
+    with scratch(store.root / "tmp") as place:
+        if job is None:
+            progress.note(FIRST_LINE[request.toolchain])
+            job = resolve(request, environ, place)
+            progress.note(job.describe())
+        result = WarmResult(job)
+        for warning in job.warnings:
+            progress.note(f"warning: {warning}")
+        known = current_manifest(store, job)
+        if known is not None and known.complete and not store.missing(known):
+            result.manifest, result.complete = known, True
+            result.total = result.hit = len(known.compile_keys())
+            _name(store, job, known)
+            progress.note(f"nothing to do: {result.total} graphs are there")
+        else:
+            _build(job, store, environ, place, jobs, compile_missing, progress, result)
+    result.total_seconds = time.monotonic() - started
+    return result
+
+
+def current_manifest(store: LocalStore, job: Job) -> Manifest | None:
+    """The manifest that the store has for a job key, compared by the components' SHA-256; None when it has none."""
+    pointer = store.pointer(job.key.cache_key)
+    found = None if pointer is None else store.get_manifest(pointer.manifest)
+    if found is None:
+        return None
+    same = all(found.components[name]["sha256"] == part.sha256 for name, part in job.key.components.items())
+    return found if same else None
+
+
+def _build(
+    job: Job,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    place: Path,
+    jobs: int | None,
+    compile_missing: bool,
+    progress: Progress,
+    result: WarmResult,
+) -> None:
+    workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, jobs)
+    traced = trace_job(job, environ, place, jobs=workers, progress=progress.note)
+    result.trace_seconds, result.peak_rss_bytes, result.eager = traced.seconds, traced.peak_bytes, traced.eager
+    have = {key for key in traced.graphs if usable(store, key)}
+    progress.graphs(traced.graphs.values(), have)
+    result.total, result.hit = len(traced.graphs), len(have)
+    missing = [graph for key, graph in traced.graphs.items() if key not in have]
+    if compile_missing:
+        _compile(job, missing, store, place, workers, progress, result)
+    else:
+        result.skipped = len(missing)
+    candidate = _manifest(job, traced, complete=False)
+    if result.hit + result.compiled == result.total:
+        progress.note("replaying in a fresh process")
+        replay(job, traced, candidate, store, environ, place)
+        candidate = _manifest(job, traced, complete=True)
+        result.complete = True
+    if result.complete or compile_missing:
+        result.manifest = store.put_manifest(candidate)
+        if result.complete or current_manifest(store, job) is None:
+            store.set_pointer(job.key.cache_key, result.manifest.id)
+            _name(store, job, result.manifest)
+
+
+def usable(store: LocalStore, key: str) -> bool:
+    """Whether a graph has a record and all its artifacts are there."""
+    record = store.get_graph(key)
+    return record is not None and all(store.has_blob(artifact.sha256) for artifact in record.artifacts)
+
+
+def _compile(
+    job: Job,
+    missing: list[TracedGraph],
+    store: LocalStore,
+    place: Path,
+    workers: int,
+    progress: Progress,
+    result: WarmResult,
+) -> None:
+    started = time.monotonic()
+    by_key = {graph.compile_key: graph for graph in missing}
+    requests: list[CompileRequest] = []
+    # Largest first: a long compile that starts last leaves the other workers idle.
+    for graph in sorted(missing, key=lambda graph: -graph.nodes):
+        if graph.payload is None:
+            result.failed += 1
+            result.failures.append(
+                NeffcacheError(
+                    f"graph {graph.compile_key} ({graph.name}) cannot be compiled: {graph.reason}",
+                    details={"compile_key": graph.compile_key, "class": "unsupported"},
+                )
+            )
+        else:
+            requests.append(CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings))
+    for event in pool.run(
+        requests, jobs=workers, directory=place / "compile", environment=job.environment, compiler=COMPILER
+    ):
+        if event.compiled is not None:
+            record(store, by_key[event.compile_key], event.compiled)
+            result.compiled += 1
+            result.peak_rss_bytes = max(result.peak_rss_bytes, event.compiled.peak_bytes)
+        elif event.fault is not None:
+            result.failed += 1
+            result.failures.append(event.fault)
+        progress.event(event)
+    result.compile_seconds = time.monotonic() - started
+
+
+def record(store: LocalStore, graph: TracedGraph, compiled: Compiled) -> GraphRecord:
+    """Keep what a graph compiled to: its files and text first, flushed together, then the record that names them."""
+    with store.batch() as batch:
+        text = batch.put(graph.text_file.read_bytes())
+        artifacts = [
+            Artifact(
+                store=product.store,
+                path=product.path,
+                sha256=batch.put_file(product.source),
+                size=product.source.stat().st_size,
+                mode=product.mode,
+            )
+            for product in compiled.products
+        ]
+    return store.put_graph(
+        GraphRecord(
+            compile_key=graph.compile_key,
+            components=graph.components.to_json(),
+            kind=graph.kind,
+            name=graph.name,
+            nodes=graph.nodes,
+            inputs=graph.inputs,
+            text=text,
+            artifacts=tuple(artifacts),
+            seconds=compiled.seconds,
+            peak_bytes=compiled.peak_bytes,
+        )
+    )
+
+
+def _manifest(job: Job, traced: TracedJob, *, complete: bool) -> Manifest:
+    return manifest(
+        cache_key=job.key.cache_key,
+        components={name: {"sha256": part.sha256, "value": part.value} for name, part in job.key.components.items()},
+        request=job.request.to_json(),
+        complete=complete,
+        phases=traced.phases,
+        rank_classes=traced.classes,
+        artifacts=(),
+        environment=dict(job.environment),
+        versions=dict(job.versions),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        host={"machine": platform.machine(), "system": platform.system()},
+    )
+
+
+def _name(store: LocalStore, job: Job, made: Manifest) -> None:
+    request = job.request
+    store.put_ref(
+        CHANNEL,
+        request.config,
+        request.digest,
+        Ref(request=request.to_json(), cache_key=job.key.cache_key, manifest=made.id, config=request.config),
+    )
+
+
+def replay(
+    job: Job, traced: TracedJob, candidate: Manifest, store: LocalStore, environ: Mapping[str, str], place: Path
+) -> None:
+    """Run the phases of every rank class again in fresh processes, from a view; raises Bug unless all graphs hit.
+
+    The fresh process has another hash seed than the one that traced.
+    """
+    view = materialise(store, candidate)
+    try:
+        for number, (rank, ranks) in enumerate(zip(traced.representatives, traced.classes, strict=True)):
+            expected = sorted({key for keys in ranks.graphs.values() for key in keys})
+            outcome = call(
+                "neffcache.flows.worker_trace",
+                {
+                    "arguments": list(job.arguments),
+                    "rank": rank,
+                    "world_size": job.world_size,
+                    "cpu": True,
+                    "view": str(view.path),
+                    "toolchain": job.toolchain_id,
+                    "expected": expected,
+                },
+                {
+                    **environ,
+                    **job.environment,
+                    "PYTHONHASHSEED": str(1 + number),
+                    "TORCHINDUCTOR_CACHE_DIR": str(place / "replay"),
+                },
+                place,
+            )
+            if sorted(outcome["hits"]) != expected or outcome["misses"] or outcome["compiles"]:
+                raise Bug(
+                    f"a fresh process did not find what was just compiled for rank {rank}: "
+                    f"{len(outcome['hits'])} of {len(expected)} hits, {len(outcome['misses'])} misses, "
+                    f"{len(outcome['compiles'])} compiler processes",
+                    details={name: outcome[name] for name in ("hits", "misses", "compiles")},
+                )
+    finally:
+        discard(view)

@@ -1,0 +1,104 @@
+"""Worker processes: whatever needs torch runs in a fresh Python, so that commands stay light and traces stay pure.
+
+A worker is a module called as `python -m MODULE IN.json OUT.json`. It leaves {"result": ...} or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from neffcache import errors
+from neffcache.errors import Bug, NeffcacheError
+from neffcache.lifetime import die_with_parent, end_group
+
+NOT_INHERITED = ("NEFFCACHE_MANIFEST", "NEFFCACHE_RANK_PROCESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NGPU", "LOG_RANK")
+
+
+class Worker:
+    """A running worker; `result()` waits for it. Ended with its group when the block is left early."""
+
+    def __init__(self, module: str, document: Mapping[str, Any], environ: Mapping[str, str], directory: Path) -> None:
+        self.module = module
+        self._place = Path(tempfile.mkdtemp(prefix="worker-", dir=directory))
+        (self._place / "in.json").write_text(json.dumps(document))
+        self._log = (self._place / "log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(self._place / "in.json"), str(self._place / "out.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={name: value for name, value in environ.items() if name not in NOT_INHERITED},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+        if self._process.poll() is None:
+            end_group(self._process)
+
+    def result(self) -> dict[str, Any]:
+        """The worker's result. Raises the worker's own NeffcacheError, Bug when it left none."""
+        status = self._process.wait()
+        try:
+            answer: dict[str, Any] = json.loads((self._place / "out.json").read_bytes())
+        except (OSError, ValueError):
+            log = (self._place / "log").read_text(errors="replace").strip()
+            last = log.splitlines()[-1] if log else "it said nothing"
+            killed = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise Bug(
+                f"{self.module} {killed}: {last[:400]}",
+                hint="likely out of memory" if status == -9 else "",
+                details={"log": log[-20000:]},
+            ) from None
+        if "error" in answer:
+            raise revive(answer["error"])
+        result: dict[str, Any] = answer["result"]
+        return result
+
+
+def call(module: str, document: Mapping[str, Any], environ: Mapping[str, str], directory: Path) -> dict[str, Any]:
+    """Run one worker to its end."""
+    with Worker(module, document, environ, directory) as worker:
+        return worker.result()
+
+
+def revive(document: Mapping[str, Any]) -> NeffcacheError:
+    """The error that `NeffcacheError.to_json` wrote down; a class unknown here by its exit code."""
+    kind = getattr(errors, str(document.get("error")), None)
+    if not (isinstance(kind, type) and issubclass(kind, NeffcacheError)):
+        code = document.get("exit_code")
+        kind = next((c for c in NeffcacheError.__subclasses__() if c.exit_code == code), Bug)
+    return kind(document["message"], hint=document.get("hint", ""), details=document.get("details"))
+
+
+@contextlib.contextmanager
+def scratch(root: Path) -> Iterator[Path]:
+    """A private directory that is gone afterwards, however the block ends."""
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="flow-", dir=root, ignore_cleanup_errors=True) as place:
+        yield Path(place)
+
+
+def answer(work: Any) -> int:
+    """`main` of a worker module: reads IN.json, calls `work(document)`, writes OUT.json by rename."""
+    die_with_parent()
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        document: dict[str, Any] = {"result": work(json.loads(source.read_bytes()))}
+    except NeffcacheError as fault:
+        document = {"error": fault.to_json()}
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(json.dumps(document))
+    os.replace(temporary, target)
+    return 0

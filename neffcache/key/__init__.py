@@ -1,0 +1,1 @@
+"""Job keys: workload, target, LNC, toolchain, options. Given JSON; never imports torch."""

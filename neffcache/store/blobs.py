@@ -1,0 +1,234 @@
+"""Blobs: bytes by their SHA-256, checked before their first use in every process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from neffcache.errors import Miss, StoreFault
+from neffcache.key.canonical import sha256_hex
+from neffcache.store import layout
+from neffcache.store.files import (
+    Identity,
+    Written,
+    flush_directory,
+    flush_file,
+    hash_regular,
+    names,
+    open_regular,
+    publish,
+    read_chunks,
+    read_regular,
+    remove,
+    retrying,
+    storage,
+    write_temporary,
+)
+from neffcache.store.records import Damaged
+from neffcache.store.root import Root
+
+MODE = 0o444
+FLUSHERS = 8  # fsync waits for the journal, not for a core: several at once share one commit
+
+# A file that was modified this recently could change again without a visible change of its time.
+SETTLED_NS = 1_000_000_000
+
+
+class Blobs:
+    """The blobs of one store, and which of them this process has verified already."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self._verified: dict[str, Identity] = {}
+
+    def expected_path(self, sha256: str) -> Path:
+        """Where that blob is or would be; nothing is checked. Raises Usage unless `sha256` is one."""
+        return self.root.path / layout.blob_name(sha256)
+
+    def size(self, sha256: str) -> int | None:
+        """Bytes of the file of that name, unread and unchecked, or None when there is none. Raises StoreFault."""
+        path = self.expected_path(sha256)
+        with storage("looking at", path):
+            try:
+                status = retrying(lambda: os.lstat(path))
+            except FileNotFoundError:
+                return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+    def check(self, sha256: str, *, fresh: bool = False) -> Path | None:
+        """The path of a blob whose content has its digest, or None when it is absent.
+
+        Hashes once per process and state of the file; `fresh` hashes always. A damaged blob is quarantined and
+        Damaged is raised with its digest in the details. Raises StoreFault for other errors.
+        """
+        path = self.expected_path(sha256)
+        if not fresh and sha256 in self._verified and self._identity(path) == self._verified[sha256]:
+            return path
+        try:
+            found = hash_regular(path)
+        except Damaged as error:
+            raise self._damaged(sha256, path, None, error.message) from error
+        if found is None:
+            return None
+        self._judge(sha256, path, *found)
+        return path
+
+    def read(self, sha256: str) -> bytes | None:
+        """The checked content, or None when it is absent; what is returned is what was checked. Errors as `check`."""
+        path = self.expected_path(sha256)
+        try:
+            found = read_regular(path)
+        except Damaged as error:
+            raise self._damaged(sha256, path, None, error.message) from error
+        if found is None:
+            return None
+        data, identity = found
+        if self._verified.get(sha256) != identity:
+            self._judge(sha256, path, sha256_hex(data), identity)
+        return data
+
+    def names(self) -> Iterator[str]:
+        """The digests of all blobs, in order; files with other names are orphans and left alone. Raises StoreFault."""
+        top = self.root.path / layout.BLOBS
+        for folder in names(top):
+            if len(folder) == 2 and (top / folder).is_dir():
+                yield from (name for name in names(top / folder) if layout.parse(f"{layout.BLOBS}/{folder}/{name}"))
+
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """Write many blobs with one flush at the end: none is visible before all of them are safe on the disk.
+
+        Raises StoreFault; an error inside the block drops what it has written.
+        """
+        self.root.need_writable()
+        batch = Batch(self)
+        try:
+            yield batch
+            batch.finish()
+        finally:
+            batch.discard()
+
+    def adopt(self, written: Written) -> None:
+        """Publish one flushed temporary file under its digest; an existing blob is checked and kept, or replaced.
+
+        Raises StoreFault.
+        """
+        final = self.root.place(layout.blob_name(written.sha256))
+        for _ in range(3):  # a name that is neither free nor good can come from a race, but not for ever
+            if self.holds(written.sha256):
+                return
+            if publish(written.path, final):
+                self._verified[written.sha256] = written.identity
+                return
+        raise StoreFault(f"{final} is damaged and cannot be replaced", hint="remove it", details={"path": str(final)})
+
+    def holds(self, sha256: str) -> bool:
+        """Whether the blob is here and good; a damaged one is quarantined and counts as absent. Raises StoreFault."""
+        try:
+            return self.check(sha256) is not None
+        except Damaged:
+            return False
+
+    def _identity(self, path: Path) -> Identity | None:
+        with storage("looking at", path):
+            try:
+                return Identity.of(retrying(lambda: os.lstat(path)))
+            except FileNotFoundError:
+                return None
+
+    def _judge(self, sha256: str, path: Path, found: str, identity: Identity) -> None:
+        if found != sha256:
+            raise self._damaged(sha256, path, identity, f"blob {sha256} is damaged: {path} holds {found}")
+        if time.time_ns() - identity.mtime_ns > SETTLED_NS:
+            self._verified[sha256] = identity
+
+    def _damaged(self, sha256: str, path: Path, identity: Identity | None, message: str) -> Damaged:
+        self._verified.pop(sha256, None)
+        moved = self.root.quarantine(path, identity)
+        return Damaged(
+            message,
+            hint="pull it from the remote or warm again; the damaged file is kept in quarantine/ until you remove it",
+            details={"blob": sha256, "path": str(path), "quarantined": str(moved) if moved else None},
+        )
+
+
+class Batch:
+    """Blobs on their way into a store. Safe to use from several threads."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._written: dict[str, Written] = {}
+
+    def put(self, data: bytes) -> str:
+        """The SHA-256 of `data`, which the store will hold when the batch ends. Raises StoreFault."""
+        sha256 = sha256_hex(data)
+        return sha256 if self._blobs.holds(sha256) else self.put_chunks([data])
+
+    def put_file(self, source: Path) -> str:
+        """The same for a file, read once in pieces of a fixed size. Raises Miss when it is absent, StoreFault."""
+        descriptor = open_regular(source)
+        if descriptor is None:
+            raise Miss(f"there is no file {source} to store", details={"path": str(source)})
+        try:
+            return self.put_chunks(_reading(source, descriptor))
+        finally:
+            os.close(descriptor)
+
+    def put_chunks(self, chunks: Iterable[bytes], *, expect: str | None = None) -> str:
+        """The same for a stream; errors of the stream pass through.
+
+        Raises Damaged, and stores nothing, when the SHA-256 is not the `expect`ed one.
+        """
+        written = write_temporary(self._blobs.root.temporary(), chunks, MODE, flush=False)
+        if expect is not None and written.sha256 != expect:
+            remove(written.path)
+            raise Damaged(
+                f"blob {expect} arrived damaged: its content is {written.sha256}",
+                hint="fetch it again; if it stays so, repair the place that it came from",
+                details={"blob": expect, "found": written.sha256},
+            )
+        with self._lock:
+            first = self._written.setdefault(written.sha256, written)
+        if first is not written:
+            remove(written.path)
+        return written.sha256
+
+    def finish(self) -> None:
+        """Flush every file, publish all, flush the directories. Raises StoreFault; then nothing is half-written."""
+        written = list(self._written.values())
+        _each(flush_file, [item.path for item in written])
+        for item in written:
+            self._blobs.adopt(item)
+        folders = {self._blobs.expected_path(item.sha256).parent for item in written}
+        _each(flush_directory, [*sorted(folders), *({self._blobs.root.path / layout.BLOBS} if folders else ())])
+
+    def discard(self) -> None:
+        """Remove what was not published."""
+        for item in self._written.values():
+            remove(item.path)
+
+
+def _reading(source: Path, descriptor: int) -> Iterator[bytes]:
+    chunks = read_chunks(descriptor)
+    while True:
+        with storage("reading", source):
+            chunk = next(chunks, b"")
+        if not chunk:
+            return
+        yield chunk
+
+
+def _each(flush: Callable[[Path], None], paths: list[Path]) -> None:
+    if len(paths) < FLUSHERS:
+        for path in paths:
+            flush(path)
+        return
+    with ThreadPoolExecutor(FLUSHERS) as pool:
+        list(pool.map(flush, paths))

@@ -1,0 +1,124 @@
+"""The JSON files of a store: read without a lock, written once or replaced whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic
+
+from neffcache.errors import StoreFault
+from neffcache.store import layout
+from neffcache.store.files import (
+    Identity,
+    flush_directory,
+    names,
+    publish,
+    read_regular,
+    remove,
+    replace,
+    write_temporary,
+)
+from neffcache.store.records import Damaged, RecordT, decode, encode
+from neffcache.store.root import Root, log
+
+MODE = 0o444
+
+
+class Documents(Generic[RecordT]):
+    """All files of one kind of record. `name_of` gives the name that a record must have: none can be misplaced."""
+
+    def __init__(self, root: Root, kind: type[RecordT], name_of: Callable[[RecordT], str]) -> None:
+        self.root = root
+        self.kind = kind
+        self.name_of = name_of
+
+    def read(self, name: str) -> RecordT | None:
+        """The record of that name, or None when it is absent.
+
+        Raises Damaged (and quarantines the file) when it is not a whole record of that name, StoreFault for an unknown
+        schema and for an error of the file system.
+        """
+        found = self._read(name)
+        return found[1] if found else None
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """The same, as the bytes that were checked."""
+        found = self._read(name)
+        return found[0] if found else None
+
+    def read_or_heal(self, name: str) -> RecordT | None:
+        """The same for a writer that has a good record at hand: a damaged one is quarantined and counts as absent."""
+        try:
+            return self.read(name)
+        except Damaged:
+            return None
+
+    def check(self, name: str, data: bytes) -> RecordT:
+        """The record in `data`, which must belong under `name`. Raises Damaged, StoreFault for an unknown schema."""
+        record = decode(self.kind, data)
+        if self.name_of(record) != name:
+            raise Damaged(f"{name} holds a {self.kind.__name__} that belongs to {self.name_of(record)}")
+        return record
+
+    def publish(self, record: RecordT) -> bool:
+        """Write a record unless its name is taken (the first writer wins); whether this call did. Raises StoreFault."""
+        temporary, path = self._write(record)
+        try:
+            if not publish(temporary, path):
+                return False
+        finally:
+            remove(temporary)
+        flush_directory(path.parent)
+        return True
+
+    def replace(self, record: RecordT) -> None:
+        """Write a record over whatever has its name; readers see the old or the new one. Raises StoreFault."""
+        temporary, path = self._write(record)
+        replace(temporary, path)
+        flush_directory(path.parent)
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the records in a folder, in order; other files are orphans and left alone. Raises StoreFault."""
+        found = (f"{folder}/{name}" for name in names(self.root.path / folder))
+        return [name for name in found if layout.parse(name)]
+
+    def all(self, folder: str) -> list[RecordT]:
+        """Every good record in a folder. A damaged one is logged and quarantined, one of a newer schema logged."""
+        good: list[RecordT] = []
+        for name in self.names(folder):
+            try:
+                record = self.read(name)
+            except StoreFault as error:
+                if "errno" in error.details:  # the file system, not this record
+                    raise
+                log.warning("%s is left out: %s", name, error.message)
+                continue
+            if record is not None:
+                good.append(record)
+        return good
+
+    def _read(self, name: str) -> tuple[bytes, RecordT] | None:
+        path = self.root.path / name
+        identity: Identity | None = None
+        try:
+            found = read_regular(path)
+            if found is None:
+                return None
+            data, identity = found
+            return data, self.check(name, data)
+        except Damaged as error:
+            raise self._damaged(path, identity, error) from error
+
+    def _write(self, record: RecordT) -> tuple[Path, Path]:
+        name, data = self.name_of(record), encode(record)
+        self.check(name, data)  # what cannot be read back is never written
+        path = self.root.place(name)
+        return write_temporary(self.root.temporary(), [data], MODE).path, path
+
+    def _damaged(self, path: Path, identity: Identity | None, error: Damaged) -> Damaged:
+        moved = self.root.quarantine(path, identity)
+        return Damaged(
+            f"{path} is damaged: {error.message}",
+            hint="pull it from the remote or warm again; the damaged file is kept in quarantine/ until you remove it",
+            details={"record": path.stem, "path": str(path), "quarantined": str(moved) if moved else None},
+        )

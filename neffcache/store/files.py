@@ -1,0 +1,268 @@
+"""File operations that survive a kill -9, a full disk and a network file system, and errors that say so.
+
+A file is written under a unique temporary name, flushed, and only then linked or renamed to its own. Nobody needs a
+lock to read, and a half-written file is never visible.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from neffcache.errors import StoreFault
+from neffcache.store.records import Damaged
+
+T = TypeVar("T")
+
+CHUNK = 1 << 20
+BACKDATED_NS = 2_000_000_000
+
+# Network file systems answer ESTALE after somebody else's rename and EBUSY after somebody else's unlink.
+PASSING = frozenset({errno.ESTALE, errno.EBUSY})
+RETRY_DELAYS = (0.01, 0.05, 0.2, 0.5)  # seconds
+
+# File systems without hard links (some FUSE and SMB mounts) answer one of these.
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+_NO_SPACE = "free space, or choose another place with NEFFCACHE_DIR"
+_NOT_ALLOWED = "check owner and mode of the store, or choose another place with NEFFCACHE_DIR"
+_FAULTS: dict[int, tuple[str, str]] = {
+    errno.ENOSPC: ("no space is left", _NO_SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _NO_SPACE),
+    errno.EFBIG: ("the file would be larger than the limit of this process or file system", _NO_SPACE),
+    errno.EACCES: ("permission is denied", _NOT_ALLOWED),
+    errno.EPERM: ("the operation is not permitted", _NOT_ALLOWED),
+    errno.EROFS: ("the file system is read-only", "a read-only store serves hits; to write, choose another one"),
+    errno.EIO: ("the device reports an input/output error", "check the disk or the network mount, then run `verify`"),
+    errno.EMFILE: ("this process has too many open files", "raise `ulimit -n`"),
+    errno.ENFILE: ("the system has too many open files", "close programs, or raise fs.file-max"),
+}
+
+
+class Identity(NamedTuple):
+    """What tells one state of a file from another without reading it; times in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def retrying(call: Callable[[], T]) -> T:
+    """`call()`, again after ESTALE or EBUSY; the last error is raised as it is."""
+    for delay in RETRY_DELAYS:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+        time.sleep(delay)
+    return call()
+
+
+@contextmanager
+def storage(doing: str, path: Path) -> Iterator[None]:
+    """Turn every OSError inside into a StoreFault that says what was being done. Absence must be handled inside."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_fault(error, doing, path) from error
+
+
+def storage_fault(error: OSError, doing: str, path: Path) -> StoreFault:
+    """A sentence and a hint for an error of the file system, with the error's name in the details."""
+    code = error.errno or 0
+    why, hint = _FAULTS.get(code, (error.strerror or str(error), "check the file system that holds the store"))
+    details = {"errno": errno.errorcode.get(code, str(code)), "path": str(path)}
+    return StoreFault(f"{doing} {path} failed: {why}", hint=hint, details=details)
+
+
+def open_regular(path: Path) -> int | None:
+    """A descriptor to read a regular file, or None when nothing is there.
+
+    Raises Damaged for a symbolic link, directory, pipe or socket, StoreFault for any other error.
+    """
+    try:
+        # O_NONBLOCK: a pipe planted at this name must not hang a reader.
+        descriptor = retrying(lambda: os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise Damaged(f"{path} is not a regular file", hint="remove it", details={"path": str(path)}) from error
+        raise storage_fault(error, "opening", path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Damaged(f"{path} is not a regular file", hint="remove it", details={"path": str(path)})
+    return descriptor
+
+
+def read_regular(path: Path) -> tuple[bytes, Identity] | None:
+    """The whole content of a small regular file, or None when nothing is there. Errors as `open_regular`."""
+    descriptor = open_regular(path)
+    if descriptor is None:
+        return None
+    with storage("reading", path), os.fdopen(descriptor, "rb") as file:
+        return file.read(), Identity.of(os.fstat(file.fileno()))
+
+
+def read_chunks(descriptor: int) -> Iterator[bytes]:
+    """The rest of an open file in pieces of `CHUNK` bytes."""
+    while chunk := os.read(descriptor, CHUNK):
+        yield chunk
+
+
+def hash_regular(path: Path) -> tuple[str, Identity] | None:
+    """(SHA-256, identity) of a regular file that held still while it was read, or None when nothing is there.
+
+    Raises Damaged when it keeps changing. Other errors as `open_regular`.
+    """
+    for _ in range(3):
+        descriptor = open_regular(path)
+        if descriptor is None:
+            return None
+        with storage("reading", path):
+            try:
+                before, sha = Identity.of(os.fstat(descriptor)), hashlib.sha256()
+                for chunk in read_chunks(descriptor):
+                    sha.update(chunk)
+                if Identity.of(os.fstat(descriptor)) == before:
+                    return sha.hexdigest(), before
+            finally:
+                os.close(descriptor)
+    hint = "find the program that writes to it"
+    raise Damaged(f"{path} changes while it is read", hint=hint, details={"path": str(path)})
+
+
+class Written(NamedTuple):
+    """A complete file under a temporary name."""
+
+    path: Path
+    sha256: str
+    identity: Identity
+
+
+def write_temporary(path: Path, chunks: Iterable[bytes], mode: int, *, flush: bool = True) -> Written:
+    """Write a new file of exactly `chunks`; it is removed again when anything fails. Raises StoreFault.
+
+    `flush=False` leaves the fsync to the caller, who must do it before anything names the file.
+    """
+    sha = hashlib.sha256()
+    with storage("writing", path):
+        descriptor = retrying(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        try:
+            for chunk in chunks:  # outside `storage`: an error of the source is not an error of this store
+                sha.update(chunk)
+                with storage("writing", path):
+                    _write_all(descriptor, chunk)
+            with storage("writing", path):
+                os.fchmod(descriptor, mode)
+                # Back-dated, so that a later write in the same clock tick still changes the file's identity.
+                stamp = time.time_ns() - BACKDATED_NS
+                os.utime(descriptor, ns=(stamp, stamp))
+                if flush:
+                    os.fsync(descriptor)
+                identity = Identity.of(os.fstat(descriptor))
+        finally:
+            with storage("closing", path):
+                os.close(descriptor)  # where some network file systems report that the disk is full
+    except BaseException:
+        remove(path)
+        raise
+    return Written(path, sha.hexdigest(), identity)
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def publish(temporary: Path, final: Path) -> bool:
+    """Give a complete file its own name unless it is taken.
+
+    True when this call did, then the temporary name is gone; else the temporary file is still the caller's.
+    Raises StoreFault.
+    """
+    with storage("writing", final):
+        try:
+            retrying(lambda: os.link(temporary, final))
+        except FileExistsError:
+            # A lost NFS reply is repeated by the client: the name may be taken by ourselves.
+            if not os.path.samestat(os.lstat(temporary), os.lstat(final)):
+                return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # Without links two writers may both get here; the later rename wins, and both files are whole.
+            if os.path.lexists(final):
+                return False
+            retrying(lambda: os.rename(temporary, final))
+    remove(temporary)
+    return True
+
+
+def replace(temporary: Path, final: Path) -> None:
+    """Give a complete file a name that others may have; readers see the old or the new one. Raises StoreFault."""
+    try:
+        with storage("writing", final):
+            retrying(lambda: os.replace(temporary, final))
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a tree of ours if it can be; a leftover is harmless and swept later."""
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def flush_file(path: Path) -> None:
+    """fsync one file by its name. Raises StoreFault."""
+    _flush(path, os.O_RDONLY)
+
+
+def flush_directory(path: Path) -> None:
+    """fsync a directory, so that new names in it survive a power cut. Raises StoreFault."""
+    _flush(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _flush(path: Path, flags: int) -> None:
+    with storage("flushing", path):
+        descriptor = retrying(lambda: os.open(path, flags | os.O_CLOEXEC))
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some FUSE mounts cannot flush directories; a file that cannot be flushed is an error everywhere.
+            if not (flags & os.O_DIRECTORY and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)):
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def names(directory: Path) -> list[str]:
+    """The sorted names in a directory; none when it is absent. Raises StoreFault."""
+    with storage("listing", directory):
+        try:
+            return sorted(retrying(lambda: os.listdir(directory)))
+        except FileNotFoundError:
+            return []

@@ -1,0 +1,406 @@
+"""Every TorchTitan function that neffcache touches, checked on TorchTitan 0.3.0.
+
+Configuration-level hooks where TorchTitan offers them (`--override.imports`, `comm.mode`, `model_spec.parallelize_fn`);
+what is private or may move is listed in `TOUCHED` and probed: an unknown TorchTitan is Unsupported, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+import io
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from neffcache.errors import Unsupported, Usage
+
+CHECKED_ON = "0.3.0"
+TOUCHED = (
+    ("torchtitan.config", "ConfigManager"),
+    ("torchtitan.config.override", "override"),
+    ("torchtitan.config.override", "derive"),
+    ("torchtitan.config.override", "format_cli_imports"),
+    ("torchtitan.models", "_supported_models"),
+    ("torchtitan.experiments", "_supported_experiments"),
+    ("torchtitan.trainer", "Trainer.train_step"),
+    ("torchtitan.trainer", "Trainer.forward_backward_step"),
+    ("torchtitan.trainer", "Trainer.batch_generator"),
+    ("torchtitan.trainer", "Trainer.Config"),
+    ("torchtitan.components.metrics", "MetricsProcessor.log"),
+    ("torchtitan.components.metrics", "MetricsProcessor.should_log"),
+    ("torchtitan.models.common.attention", "FlexAttention.Config"),
+    ("torchtitan.models.common.attention", "VarlenAttention.Config"),
+    ("torchtitan.models.common.attention", "ScaledDotProductAttention.Config"),
+    ("torchtitan.tools.utils", "device_type"),
+    ("torchtitan.tools.utils", "device_module"),
+)
+HARNESS = "neffcache.trace.harness"
+
+
+def version() -> str:
+    """The installed TorchTitan's version; Unsupported when there is none."""
+    try:
+        return importlib.metadata.version("torchtitan")
+    except importlib.metadata.PackageNotFoundError:
+        raise Unsupported(
+            "TorchTitan is not installed, so this configuration cannot be resolved",
+            hint="pip install 'neffcache[host]', or ask by ref: neffcache check CONFIG",
+        ) from None
+
+
+def probe() -> None:
+    """Raise Unsupported naming the first thing that this TorchTitan does not have."""
+    for module, path in TOUCHED:
+        try:
+            found: Any = importlib.import_module(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            raise Unsupported(
+                f"TorchTitan {version()} has no {module}.{path}, which neffcache needs",
+                hint=f"neffcache was checked on TorchTitan {CHECKED_ON}",
+                details={"missing": f"{module}.{path}"},
+            ) from None
+
+
+# --- the CPU as a TorchTitan device -------------------------------------------------------------------------------
+
+
+class _CpuDevice(types.ModuleType):
+    """torch.cpu and the few torch.cuda-style calls that TorchTitan makes on its device module."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "cpu"
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return types.SimpleNamespace(name="cpu", total_memory=total)
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device: Any) -> None: ...
+
+    def reset_peak_memory_stats(self, *_: Any) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def memory_stats(self, *_: Any) -> dict[str, int]:
+        return {}
+
+    def synchronize(self, *_: Any) -> None: ...
+
+
+def use_cpu(utils: Any = None) -> None:
+    """Make the CPU TorchTitan's device: must come before any other module of TorchTitan reads it."""
+    if utils is None:
+        utils = importlib.import_module("torchtitan.tools.utils")
+    utils.device_type = "cpu"
+    utils.device_module = _CpuDevice("neffcache_cpu")
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+
+def load_config(arguments: Sequence[str]) -> Any:
+    """The Trainer.Config that TorchTitan's own command line would make of `arguments`; Usage when it refuses them."""
+    from torchtitan.config import ConfigManager
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return ConfigManager().parse_args(list(arguments))
+    except SystemExit:
+        raise Usage(
+            "TorchTitan refuses these options: " + " ".join(said.getvalue().replace("│", " ").split())[:500],
+            hint="neffcache key CONFIG --json shows every option of a configuration that it accepts",
+        ) from None
+    except (ValueError, AssertionError) as fault:
+        raise Usage(f"TorchTitan refuses this configuration: {fault}") from None
+    except ImportError as fault:
+        if fault.name and not fault.name.startswith("torchtitan"):
+            raise Unsupported(
+                f"this configuration needs the package {fault.name}, which is not installed",
+                details={"package": fault.name},
+            ) from None
+        raise Usage(f"TorchTitan cannot find this configuration: {fault}") from None
+
+
+def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:
+    """Command-line arguments of TorchTitan for {"training.seq_len": 4096, ...}.
+
+    `config` is the configuration before them; it tells flags from values. Usage for an option that does not exist.
+    """
+    arguments: list[str] = []
+    for path, value in settings.items():
+        current = _option(config, path)
+        if isinstance(current, bool):
+            section, _, name = path.rpartition(".")
+            prefix = f"{section}." if section else ""
+            arguments.append(f"--{prefix}{name}" if _truth(path, value) else f"--{prefix}no-{name}")
+        elif isinstance(current, (list, tuple)) and path == "override.imports":
+            arguments += [f"--{path}", *(value if isinstance(value, (list, tuple)) else [str(value)])]
+        elif isinstance(value, (list, tuple)):
+            arguments += [f"--{path}", ",".join(str(item) for item in value)]
+        else:
+            arguments += [f"--{path}", str(value)]
+    return arguments
+
+
+def _truth(path: str, value: Any) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    found = words.get(str(value).lower())
+    if found is None:
+        raise Usage(f"--set {path} takes true or false, not {value!r}")
+    return found
+
+
+def _option(config: Any, path: str) -> Any:
+    node = config
+    for name in path.split("."):
+        known = [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise Usage(
+                f"TorchTitan has no option {path}",
+                hint=f"did you mean {path.replace(name, near[0])}?" if near else "see neffcache key CONFIG --json",
+            )
+        node = getattr(node, name)
+    return node
+
+
+def option_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option that can be set and its value, by dotted path (the model's own tree is not settable)."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "model_spec":
+            continue
+        if dataclasses.is_dataclass(value):
+            yield from option_values(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def find_module(function: str) -> str:
+    """The TorchTitan module whose registry has a configuration of this name; Usage when none or several have."""
+    from torchtitan.experiments import _supported_experiments
+    from torchtitan.models import _supported_models
+
+    names: list[str] = []
+    found: list[str] = []
+    for module in (*sorted(_supported_models), *sorted(_supported_experiments)):
+        for prefix in ("torchtitan.models", "torchtitan.experiments"):
+            try:
+                registry = importlib.import_module(f"{prefix}.{module}.config_registry")
+            except ImportError:
+                continue
+            names += [name for name in vars(registry) if not name.startswith("_")]
+            value = getattr(registry, function, None)
+            if callable(value) and getattr(value, "__module__", None) == registry.__name__:
+                found.append(module)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Usage(
+            f"several TorchTitan modules have a configuration {function}: {', '.join(found)}",
+            hint=f"say which: {found[0]}:{function}",
+        )
+    near = difflib.get_close_matches(function, names, n=1)
+    raise Usage(
+        f"TorchTitan {version()} has no configuration {function}",
+        hint=f"did you mean {near[0]}?" if near else "module:config names one outside TorchTitan",
+    )
+
+
+def mesh_degrees(config: Any) -> dict[str, int]:
+    """Parallelism degrees of a configuration by the field's short names; dp_shard may be -1 (the rest)."""
+    parallelism = config.parallelism
+    return {
+        "pp": parallelism.pipeline_parallel_degree,
+        "dp_replicate": parallelism.data_parallel_replicate_degree,
+        "dp_shard": parallelism.data_parallel_shard_degree,
+        "cp": parallelism.context_parallel_degree,
+        "tp": parallelism.tensor_parallel_degree,
+        "ep": parallelism.expert_parallel_degree,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """One thing that the host harness puts in the place of what a configuration names."""
+
+    what: str
+    by: str
+    changes_meaning: bool
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    override: str = ""
+
+
+def host_replacements(config: Any) -> list[Replacement]:
+    """What a run on CPUs replaces, chosen by the configuration: every entry is an ordinary TorchTitan option."""
+    from torchtitan.models.common.attention import FlexAttention, VarlenAttention
+
+    model = config.model_spec.model
+    vocab = getattr(model, "vocab_size", 2048)
+    found = [
+        Replacement("data loader", "synthetic tokens", False, override=f'{HARNESS}.dataloader={{"vocab": {vocab}}}'),
+        Replacement("tokenizer", "none (token ids are made)", False, override=f"{HARNESS}.tokenizer"),
+        Replacement("CUDA graphs", "off", False, {"training.disable_cuda_graphs": True}),
+        Replacement("checkpoints", "off", False, {"checkpoint.enable": False}),
+        Replacement("validation", "off", True, {"validator.enable": False}),
+        Replacement("profiler", "off", False, {"profiler.enable_profiling": False}),
+        Replacement("structured log", "off", False, {"debug.enable_structured_logging": False}),
+    ]
+    for kind, name in ((FlexAttention, "flex_to_sdpa"), (VarlenAttention, "varlen_to_sdpa")):
+        if any(True for _ in config.model_spec.traverse(kind.Config)):
+            found.append(Replacement(kind.__name__, "causal SDPA", True, override=f"{HARNESS}.{name}"))
+    return [
+        entry
+        for entry in found
+        if not entry.settings or any(_option(config, path) != value for path, value in entry.settings.items())
+    ]
+
+
+def replacement_settings(config: Any, replacements: Sequence[Replacement]) -> dict[str, Any]:
+    """The TorchTitan options that make these replacements, on top of the configuration's own overrides."""
+    settings: dict[str, Any] = {}
+    for entry in replacements:
+        settings.update(entry.settings)
+    from torchtitan.config.override import format_cli_imports
+
+    imports = [*format_cli_imports(list(config.override.imports)), *(r.override for r in replacements if r.override)]
+    return {**settings, "override.imports": imports} if imports else settings
+
+
+def force_sum_reduction(config: Any) -> None:
+    """gloo has no PREMUL_SUM: let FSDP divide after a plain sum (FSDPModule.set_force_sum_reduction_for_comms)."""
+
+    def then(model: torch.nn.Module) -> torch.nn.Module:
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+        return model
+
+    _after_parallelize(config, then)
+
+
+def _after_parallelize(config: Any, then: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    inner = config.model_spec.parallelize_fn
+
+    def parallelize(model: torch.nn.Module, **given: Any) -> torch.nn.Module:
+        return then(inner(model, **given))
+
+    config.model_spec = dataclasses.replace(config.model_spec, parallelize_fn=parallelize)
+
+
+# --- tracing ------------------------------------------------------------------------------------------------------
+
+
+def prepare_for_tracing(config: Any, fake_mode: Any) -> None:
+    """Change a configuration so that one process stands for any world size: fake communication, fake parameters.
+
+    The model's parameters become FakeTensors when TorchTitan materialises them; nothing is initialised, so the
+    operators of initialisation are not seen.
+    """
+    config.comm.mode = "fake_backend"
+    config.metrics.log_freq = 1 << 30
+    config.metrics.enable_tensorboard = False
+    config.metrics.enable_wandb = False
+    config.debug.enable_structured_logging = False
+    config.checkpoint.enable = False
+
+    def then(model: torch.nn.Module) -> torch.nn.Module:
+        materialise = model.to_empty
+
+        def to_empty(*, device: Any, recurse: bool = True) -> torch.nn.Module:
+            with fake_mode:
+                return materialise(device=device, recurse=recurse)
+
+        def init_weights(**_: Any) -> None:
+            """Fake parameters have no values to set."""
+
+        object.__setattr__(model, "to_empty", to_empty)
+        object.__setattr__(model, "init_weights", init_weights)
+        return model
+
+    _after_parallelize(config, then)
+
+
+def run_fake_steps(trainer: Any, fake_mode: Any) -> Iterator[str]:
+    """Run TorchTitan's own train_step again and again on fake tensors; yields the phase after each step.
+
+    Only the forward and backward pass runs under the ambient fake mode: token counts and data stay real, the
+    gradients, clipping and the optimizer see fake parameters.
+    """
+    inner = trainer.forward_backward_step
+
+    def faked(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return fake_mode.from_tensor(value)
+        if isinstance(value, Mapping):
+            return {name: faked(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(faked(item) for item in value)
+        return value
+
+    def forward_backward_step(**given: Any) -> Any:
+        given = {name: faked(value) for name, value in given.items()}
+        with fake_mode:
+            return inner(**given)
+
+    trainer.forward_backward_step = forward_backward_step
+    batches = trainer.batch_generator(trainer.dataloader)
+    # Step 1 would log, which reads values that fake tensors do not have; its graphs are those of any first step.
+    trainer.step = 2
+    phase = "first_step"
+    while True:
+        trainer.train_step(batches)
+        yield phase
+        phase = "steady_step"
+        trainer.step += 1
+
+
+# --- the training process -----------------------------------------------------------------------------------------
+
+
+def wrap_trainer(trainer_module: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Call `before(config)` when a Trainer is about to be built and `after(trainer)` when it stands.
+
+    Wraps `Trainer.__init__`: the only place that sees the Trainer.Config really received, whatever started it.
+    """
+    cls = trainer_module.Trainer
+    build = cls.__init__
+
+    def __init__(self: Any, config: Any, *args: Any, **given: Any) -> None:
+        before(config)
+        build(self, config, *args, **given)
+        after(self)
+
+    cls.__init__ = __init__
+
+
+def watch_losses(trainer: Any, seen: Callable[[int, float], None]) -> None:
+    """Call `seen(step, global average loss)` whenever this trainer logs its metrics."""
+    processor = trainer.metrics_processor
+    log = processor.log
+
+    def logged(step: int, global_avg_loss: float, *args: Any, **given: Any) -> Any:
+        seen(step, float(global_avg_loss))
+        return log(step, global_avg_loss, *args, **given)
+
+    processor.log = logged

@@ -1,0 +1,176 @@
+"""Every private PyTorch function that tracing and the training process touch, checked on torch 2.14.
+
+What is touched, and why a public way does not serve:
+
+- `torch._inductor.compile_fx.compile_fx`: `torch.compile(backend="inductor")` does not go through the backend registry.
+- `torch._dynamo.backends.common.aot_autograd`, `min_cut_rematerialization_partition`: what Inductor itself uses to
+  turn a Dynamo graph into flat forward, backward and inference graphs.
+- `torch.distributed._functional_collectives._are_we_tracing`, `_maybe_wrap_tensor`: inside an ambient FakeTensorMode
+  they take every eager collective for a traced one and wait at once; a real run hands the first compiled block an
+  AsyncCollectiveTensor, so its graph differs.
+- `torch._inductor.config` and `torch._functorch.config`: settings that change generated code.
+
+`probe()` fails loudly, by name, when one of them has moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from neffcache.errors import Unsupported
+
+CHECKED_ON = "2.14"
+TOUCHED = (
+    ("torch._inductor.compile_fx", "compile_fx"),
+    ("torch._dynamo.backends.common", "aot_autograd"),
+    ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
+    ("torch.distributed._functional_collectives", "_are_we_tracing"),
+    ("torch.distributed._functional_collectives", "_maybe_wrap_tensor"),
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+    ("torch._guards", "TracingContext"),
+    ("torch._guards", "CompileContext"),
+    ("torch._subclasses.fake_tensor", "FakeTensorMode"),
+    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
+    ("torch._inductor.config", "get_config_copy"),
+    ("torch._functorch.config", "get_config_copy"),
+)
+
+Compiler = Callable[[str, torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Callable[..., Any]]
+"""(kind, flat graph, fake inputs, settings) -> a boxed callable. kind: forward, backward or inference."""
+
+
+def probe() -> None:
+    """Raise Unsupported naming the first private function that this torch does not have."""
+    for module, name in TOUCHED:
+        try:
+            found = hasattr(importlib.import_module(module), name)
+        except ImportError:
+            found = False
+        if not found:
+            raise Unsupported(
+                f"torch {torch.__version__} has no {module}.{name}, which neffcache needs",
+                hint=f"neffcache was checked on torch {CHECKED_ON}; install a torch in the range of the [host] extra",
+                details={"missing": f"{module}.{name}"},
+            )
+
+
+def aot_backend(compiler: Compiler, settings: Callable[[], dict[str, Any]]) -> Callable[..., Any]:
+    """A Dynamo backend that hands every flat AOTAutograd graph to `compiler`.
+
+    `settings()` is read while the compile is in flight, with the options of this `torch.compile` call applied.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def of_kind(kind: str) -> Callable[..., Any]:
+        def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            run = compiler(kind, gm, inputs, settings())
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_graph
+
+    return aot_autograd(
+        fw_compiler=of_kind("forward"),
+        bw_compiler=of_kind("backward"),
+        inference_compiler=of_kind("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+
+
+_bypass = threading.local()
+
+
+@contextlib.contextmanager
+def stock_inductor() -> Iterator[None]:
+    """Within it, `torch.compile(backend="inductor")` and Inductor's own entry points reach the real Inductor."""
+    before = getattr(_bypass, "depth", 0)
+    _bypass.depth = before + 1
+    try:
+        yield
+    finally:
+        _bypass.depth = before
+
+
+def replace_inductor(backend: Callable[..., Any]) -> Callable[[], None]:
+    """Let `torch.compile(backend="inductor")` call `backend`; returns the function that undoes it."""
+    from torch._inductor import config
+
+    inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+    original = inductor.compile_fx
+
+    def compile_fx(model: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **given: Any) -> Any:
+        if getattr(_bypass, "depth", 0):
+            return original(model, inputs, *args, **given)
+        with config.patch(given.get("config_patches") or {}):
+            return backend(model, inputs)
+
+    inductor.compile_fx = compile_fx
+
+    def undo() -> None:
+        inductor.compile_fx = original
+
+    return undo
+
+
+def compile_name(gm: torch.fx.GraphModule, kind: str) -> str:
+    """A name for people: the innermost compiled module's class and Dynamo's compile id. Not part of any key."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    owner = ""
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        if stack:
+            owner = str(next(iter(stack.values()))[1])
+            break
+    owner = owner.rsplit(".", 1)[-1].strip("'<>") or "graph"
+    return f"{owner}.{kind}" + (f"[{current}]" if current is not None else "")
+
+
+def fake_mode() -> Any:
+    """A FakeTensorMode with static shapes: what one process needs to stand for any world size."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+
+
+@contextlib.contextmanager
+def eager_collectives_stay_asynchronous() -> Iterator[None]:
+    """Under an ambient FakeTensorMode, let functional collectives outside compilation behave as in a real run."""
+    funcol: Any = importlib.import_module("torch.distributed._functional_collectives")
+
+    class Wrap(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            wrapped: torch.Tensor = funcol.AsyncCollectiveTensor(value)
+            return wrapped
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    tracing, wrap = funcol._are_we_tracing, funcol._maybe_wrap_tensor
+
+    def eager() -> bool:
+        return not torch.compiler.is_dynamo_compiling() and torch._guards.TracingContext.try_get() is None
+
+    funcol._are_we_tracing = lambda: False if eager() else tracing()
+    funcol._maybe_wrap_tensor = lambda value: Wrap.apply(value) if eager() else wrap(value)
+    try:
+        yield
+    finally:
+        funcol._are_we_tracing, funcol._maybe_wrap_tensor = tracing, wrap
+
+
+def compiling() -> bool:
+    """Whether Dynamo or AOTAutograd is at work: ops seen now belong to a graph, not to the eager program."""
+    return torch.compiler.is_dynamo_compiling() or torch._guards.TracingContext.try_get() is not None

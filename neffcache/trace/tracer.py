@@ -1,0 +1,86 @@
+"""Trace a TorchTitan configuration: one CPU process, one rank, its real world size, no values.
+
+The process stands for one rank of the job: a fake process group of the job's size, parameters that are FakeTensors,
+TorchTitan's own Trainer and train_step. Steps are run until one adds no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from neffcache.errors import Unsupported
+from neffcache.graph.settings import current_settings
+from neffcache.trace import titan, torch_internals
+from neffcache.trace.capture import Capture, CapturedGraph, EagerOps
+
+MAX_STEPS = 6
+"""Steps after which a configuration that still adds graphs is given up: its shapes are not static."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank of a job compiles. `seconds` is wall time, `peak_bytes` the process's resident peak."""
+
+    rank: int
+    graphs: Sequence[CapturedGraph]
+    phases: Sequence[str]
+    eager: Mapping[str, int]
+    calls: int
+    seconds: float
+    peak_bytes: int
+
+
+def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: bool) -> Trace:
+    """Run the configuration's steps on fake tensors as `rank` of `world_size`; the process must be fresh.
+
+    `capture` collects the graphs (or, in a replay, loads them). Raises Unsupported when the configuration cannot be
+    traced, or when every step adds graphs.
+    """
+    started = time.perf_counter()
+    torch_internals.probe()
+    os.environ.update(NGPU=str(world_size), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    fake = torch_internals.fake_mode()
+    if cpu:
+        titan.force_sum_reduction(config)
+    titan.prepare_for_tracing(config, fake)
+    ops = EagerOps()
+    undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
+    phases: list[str] = []
+    try:
+        with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
+            trainer = config.build()
+            stack.enter_context(ops)
+            for phase in titan.run_fake_steps(trainer, fake):
+                added = [g for g in capture.graphs.values() if g.phase == capture.phase]
+                phases.append(phase)
+                if len(phases) > 1 and not added:
+                    break
+                if len(phases) >= MAX_STEPS:
+                    raise Unsupported(
+                        f"every one of {MAX_STEPS} steps adds graphs: the shapes of this configuration are not static",
+                        details={"last": [g.name for g in added]},
+                    )
+                capture.phase = "steady_step" if len(phases) == 1 else f"steady_step_{len(phases)}"
+            del trainer
+    finally:
+        undo()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return Trace(
+        rank=rank,
+        graphs=list(capture.graphs.values()),
+        phases=phases,
+        eager=dict(ops.seen),
+        calls=capture.calls,
+        seconds=round(time.perf_counter() - started, 3),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
