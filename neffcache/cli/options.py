@@ -119,6 +119,18 @@ def open_to_run(directory: str | None) -> LocalStore:
     return LocalStore.open(root.value, writable=writable, given=root.given)
 
 
+def open_to_mend(directory: str | None) -> LocalStore:
+    """Writable where it exists and can be written, so that damage can be quarantined; nothing is made."""
+    from pathlib import Path
+
+    from neffcache.flows.settings import store_root
+    from neffcache.store.local import LocalStore
+
+    root = store_root(directory, os.environ)
+    writable = os.access(Path(root.value), os.W_OK)
+    return LocalStore.open(root.value, writable=writable, given=root.given)
+
+
 def size(count: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):

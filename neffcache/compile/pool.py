@@ -43,10 +43,13 @@ _started: SimpleQueue[str] | None = None
 _compile: Callable[[CompileRequest, Path], Compiled] | None = None
 
 
-def _prepare(environment: Mapping[str, str], started: SimpleQueue[str], compiler: str) -> None:
-    """First thing in a worker, before torch is imported: environment, group, compiler."""
+def _prepare(environment: Mapping[str, str], started: SimpleQueue[str], compiler: str, logs: Path) -> None:
+    """First thing in a worker, before torch is imported: environment, group, log, compiler."""
     global _started, _compile
     die_with_parent()
+    with (logs / f"worker-{os.getpid()}.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -75,20 +78,27 @@ class _Pool:
     jobs: int
     environment: Mapping[str, str]
     compiler: str
+    logs: Path
     started: SimpleQueue[str] = field(init=False)
     executor: ProcessPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         context = get_context("spawn")
+        self.logs.mkdir(parents=True, exist_ok=True)
         self.started = context.SimpleQueue()
         self.executor = ProcessPoolExecutor(
             self.jobs,
             mp_context=context,
             initializer=_prepare,
-            initargs=(dict(self.environment), self.started, self.compiler),
+            initargs=(dict(self.environment), self.started, self.compiler, self.logs),
         )
 
-    def end(self) -> None:
+    def end(self, *, idle: bool) -> None:
+        """End the workers; at once, with the compilers in their groups, unless they are `idle`."""
+        if idle:
+            self.executor.shutdown()
+            self.started.close()
+            return
         workers = list((getattr(self.executor, "_processes", None) or {}).values())
         self.executor.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
@@ -134,8 +144,9 @@ def _round(
     """One pool over `left`; what is finished is taken out of it. `last`: a dead worker is this graph's failure."""
     if not left:
         return
-    pool = _Pool(min(jobs, len(left)), environment, compiler)
+    pool = _Pool(min(jobs, len(left)), environment, compiler, directory)
     begun: dict[str, float] = {}
+    finished = False
     try:
         futures: dict[Future[Compiled | NeffcacheError], str] = {
             pool.executor.submit(_work, request, directory / key): key for key, request in left.items()
@@ -169,8 +180,9 @@ def _round(
                     yield Event(key, "failed", seconds, fault=outcome)
                 else:
                     yield Event(key, "done", seconds, compiled=outcome)
+        finished = True
     finally:
-        pool.end()
+        pool.end(idle=finished)
 
 
 def default_jobs(free_bytes: int, per_worker_bytes: int, wanted: int | None = None) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import resolve
-from neffcache.flows.workers import scratch
+from neffcache.flows.workers import aside, scratch
 from neffcache.key.compare import Difference, compare_components
 from neffcache.key.job import Component, JobKey
 from neffcache.store.local import LocalStore
@@ -17,7 +15,7 @@ from neffcache.store.records import Manifest
 
 def key_of(request: Request, environ: Mapping[str, str]) -> JobKey:
     """The job key of a request; asks TorchTitan in a worker."""
-    with scratch(Path(environ.get("TMPDIR") or tempfile.gettempdir())) as place:
+    with scratch(aside(environ)) as place:
         return resolve(request, dict(environ), place).key
 
 

@@ -56,6 +56,15 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
+def setting_text(value: Any) -> str:
+    """A TorchTitan option's value as `--set NAME=` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(setting_text(item) for item in value)
+    return str(value)
+
+
 def make_request(
     config: str,
     *,

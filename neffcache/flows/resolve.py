@@ -86,6 +86,11 @@ def neuron_state() -> str:
     return "xla" if any(name.startswith(("xla", "_XLAC")) for name in files) else "placeholder"
 
 
+def titan_installed() -> bool:
+    """Whether TorchTitan and torch can be imported here, told without importing them."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "torchtitan"))
+
+
 def toolchain_environment(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """What the host toolchain needs in the environment, before Python imports torch."""
     from neffcache.compile.host.identity import environment
@@ -95,6 +100,11 @@ def toolchain_environment(environ: Mapping[str, str], world_size: int) -> dict[s
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
     """Ask TorchTitan, in a worker; raises Usage, Unsupported."""
+    if not titan_installed():
+        raise Unsupported(
+            f"what {request.config} means only TorchTitan can tell, and it is not installed here",
+            hint="pip install 'neffcache[host]'; without it: neffcache check --by-ref, ls, show, verify",
+        )
     world = request.placement.world_size
     environment = toolchain_environment(environ, world)
     found = call(

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, StoreFault, Usage
+from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, Usage
+from neffcache.flows.check import refuse_damage
 from neffcache.flows.missed import keep_missed
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
@@ -117,17 +118,13 @@ def run(
         for entry in job.replaced:
             meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
-        manifest = _manifest(job, store, environ, on_miss, progress)
-        view = materialise(
-            store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail"
+        manifest = manifest_to_run(job, store, environ, on_miss, progress)
+        ready = prepare(
+            job, manifest, store, place, command=command, on_miss=on_miss, steps=steps, dump_folder=dump_folder
         )
-        (place / "reports").mkdir()
-        _texts(store, manifest, place / "reports" / "texts")
-        environment = run_environment(job, view.path, place, on_miss=on_miss)
-        chosen = tuple(command) or default_command(job, dump_folder or place / "outputs", steps)
-        progress.note(f"view {view.path}")
-        progress.note("launching " + " ".join(chosen[:8]) + (" ..." if len(chosen) > 8 else ""))
-        status, reports = _launch(chosen, {**environ, **environment}, place / "reports", output)
+        progress.note(f"view {ready.view.path}")
+        progress.note("launching " + " ".join(ready.command[:8]) + (" ..." if len(ready.command) > 8 else ""))
+        status, reports = _launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
         document = summary(job, manifest, reports, status, on_miss=on_miss)
         if on_miss == "compile" and store.writable and document["exit_code"] == 0:
             kept = keep_missed(store, job, manifest, reports, environ, place / "missed", progress)
@@ -135,20 +132,40 @@ def run(
     return document
 
 
-def _manifest(job: Job, store: LocalStore, environ: Mapping[str, str], on_miss: str, progress: Progress) -> Manifest:
+def prepare(
+    job: Job,
+    manifest: Manifest,
+    store: LocalStore,
+    place: Path,
+    *,
+    command: Sequence[str] = (),
+    on_miss: str = "fail",
+    steps: int | None = None,
+    dump_folder: Path | None = None,
+) -> Prepared:
+    """The view, this run's own directories below `place`, and the exact environment and command.
+
+    Without a `command` it is TorchTitan's under torchrun, or none at all on several nodes. Raises Miss, StoreFault.
+    """
+    view = materialise(store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail")
+    (place / "reports").mkdir()
+    _texts(store, manifest, place / "reports" / "texts")
+    chosen = tuple(command)
+    if not chosen and job.request.placement.nodes == 1:
+        chosen = default_command(job, dump_folder or place / "outputs", steps)
+    return Prepared(job, manifest, view, run_environment(job, view.path, place, on_miss=on_miss), chosen)
+
+
+def manifest_to_run(
+    job: Job, store: LocalStore, environ: Mapping[str, str], on_miss: str, progress: Progress
+) -> Manifest:
     """The complete manifest of this job: the store's, or one made by tracing again when all graphs have records.
 
     Raises Miss naming what lacks (policy `fail`), StoreFault for damage.
     """
     found = current_manifest(store, job)
     if found is not None and found.complete:
-        damaged = store.damaged(found)
-        if damaged:
-            raise StoreFault(
-                f"{len(damaged)} files of manifest {found.id[:12]} were damaged and are now in quarantine",
-                hint="warm again, or pull them from a remote",
-                details={"damaged": [entry.path for entry in damaged]},
-            )
+        refuse_damage(store, found)
         lacking = store.missing(found)
         if not lacking:
             return found

@@ -13,18 +13,18 @@ from typing import Any
 from neffcache.compile import pool
 from neffcache.compile.toolchain import Compiled, CompileRequest
 from neffcache.errors import Bug, NeffcacheError
+from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
+from neffcache.store.index import Cost
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Artifact, GraphRecord, Manifest, Ref, manifest
 from neffcache.store.view import discard, materialise
 
 CHANNEL = "current"
 COMPILER = "neffcache.compile.host.build.compile_graph"
-WORKER_BYTES = 1_200_000_000
-"""Resident memory of a host compile where none was measured (about 0.75 GB for llama3 blocks, with room)."""
 
 
 class Progress:
@@ -128,7 +128,7 @@ def current_manifest(store: LocalStore, job: Job) -> Manifest | None:
     found = None if pointer is None else store.get_manifest(pointer.manifest)
     if found is None:
         return None
-    same = all(found.components[name]["sha256"] == part.sha256 for name, part in job.key.components.items())
+    same = all(found.components.get(name, {}).get("sha256") == part.sha256 for name, part in job.key.components.items())
     return found if same else None
 
 
@@ -150,7 +150,7 @@ def _build(
     result.total, result.hit = len(traced.graphs), len(have)
     missing = [graph for key, graph in traced.graphs.items() if key not in have]
     if compile_missing:
-        _compile(job, missing, store, place, workers, progress, result)
+        _compile(job, missing, store, place, jobs, progress, result)
     else:
         result.skipped = len(missing)
     candidate = _manifest(job, traced, complete=False)
@@ -177,7 +177,7 @@ def _compile(
     missing: list[TracedGraph],
     store: LocalStore,
     place: Path,
-    workers: int,
+    jobs: int | None,
     progress: Progress,
     result: WarmResult,
 ) -> None:
@@ -196,17 +196,24 @@ def _compile(
             )
         else:
             requests.append(CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings))
-    for event in pool.run(
-        requests, jobs=workers, directory=place / "compile", environment=job.environment, compiler=COMPILER
-    ):
-        if event.compiled is not None:
-            record(store, by_key[event.compile_key], event.compiled)
-            result.compiled += 1
-            result.peak_rss_bytes = max(result.peak_rss_bytes, event.compiled.peak_bytes)
-        elif event.fault is not None:
-            result.failed += 1
-            result.failures.append(event.fault)
-        progress.event(event)
+    with costs_of(store, remember=bool(requests)) as costs:
+        needed = worker_bytes(costs.estimate(item.compile_key, by_key[item.compile_key].nodes) for item in requests)
+        workers = pool.default_jobs(pool.memory_limit(), needed, jobs)
+        for event in pool.run(
+            requests, jobs=workers, directory=place / "compile", environment=job.environment, compiler=COMPILER
+        ):
+            if event.compiled is not None:
+                graph = by_key[event.compile_key]
+                record(store, graph, event.compiled)
+                costs.measured(
+                    event.compile_key, Cost(event.compiled.seconds, event.compiled.peak_bytes, graph.nodes)
+                )
+                result.compiled += 1
+                result.peak_rss_bytes = max(result.peak_rss_bytes, event.compiled.peak_bytes)
+            elif event.fault is not None:
+                result.failed += 1
+                result.failures.append(event.fault)
+            progress.event(event)
     result.compile_seconds = time.monotonic() - started
 
 

@@ -82,6 +82,11 @@ def revive(document: Mapping[str, Any]) -> NeffcacheError:
     return kind(document["message"], hint=document.get("hint", ""), details=document.get("details"))
 
 
+def aside(environ: Mapping[str, str]) -> Path:
+    """Where a command that only reads the store keeps what it needs meanwhile."""
+    return Path(environ.get("TMPDIR") or tempfile.gettempdir())
+
+
 @contextlib.contextmanager
 def scratch(root: Path) -> Iterator[Path]:
     """A private directory that is gone afterwards, however the block ends."""

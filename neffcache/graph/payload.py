@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from neffcache.graph.ops import names_group
+from neffcache.graph.ops import map_group_names
 from neffcache.graph.serial import dump_graph, load_graph
 from neffcache.graph.text import GraphText
 from neffcache.graph.torch_internals import group_ranks
@@ -84,7 +84,8 @@ def lean(gm: torch.fx.GraphModule, text: GraphText) -> tuple[torch.fx.GraphModul
         copies[node] = graph.node_copy(node, lambda old: copies[old])
         copies[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
         copies[node].name = f"n{len(copies)}"
-        _rename_groups(copies[node], aliases)
+        if node.op == "call_function":
+            copies[node].args, copies[node].kwargs = map_group_names(copies[node], lambda name: aliases.get(name, name))
     position = {node: index for index, node in enumerate(placeholders)}
     outputs: list[tuple[str, Any]] = []
     results: list[torch.fx.Node] = []
@@ -101,18 +102,6 @@ def lean(gm: torch.fx.GraphModule, text: GraphText) -> tuple[torch.fx.GraphModul
     module = torch.fx.GraphModule(gm, graph, class_name="Lean")
     module.recompile()
     return module, Binding(tuple(inputs), tuple(outputs), {alias(text, use.slot): use.slot for use in text.groups})
-
-
-def _rename_groups(node: torch.fx.Node, aliases: dict[str, str]) -> None:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return
-    names = [argument.name for argument in node.target._schema.arguments]
-
-    def renamed(name: str, value: Any) -> Any:
-        return aliases.get(value, value) if names_group(name) and isinstance(value, str) else value
-
-    node.args = tuple(renamed(name, value) for name, value in zip(names, node.args, strict=False))
-    node.kwargs = {name: renamed(name, value) for name, value in node.kwargs.items()}
 
 
 def _relative(ranks: tuple[int, ...]) -> list[int]:

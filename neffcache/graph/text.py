@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import fx
 
 from neffcache.graph import torch_internals
+from neffcache.graph.difference import first_difference
 from neffcache.graph.groups import GroupTable, GroupUse
 from neffcache.graph.ops import argument_names, must_be_group, names_group, target_text
 from neffcache.graph.symbols import SymbolTable
@@ -159,11 +159,3 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
             raise Uncacheable(f"the attribute {path} does not exist")
         found = getattr(found, part)
     return found
-
-
-def first_difference(text_a: str, text_b: str) -> tuple[int, str, str] | None:
-    """Number (from 1) and contents of the first line that differs, "" for a line that one text lacks; None if equal."""
-    for number, (a, b) in enumerate(zip_longest(text_a.splitlines(), text_b.splitlines()), start=1):
-        if a != b:
-            return number, a or "", b or ""
-    return None

@@ -102,6 +102,7 @@ class Doors:
         self.check_world()
         if different := self.toolchain_differences():
             raise self.other_job(different)
+        torch_internals.static_shapes()
         torch_internals.replace_inductor(self.backend)
         register_optimizer_step_post_hook(self.step_done)
         if self.environ.get(variables.HARNESS) == "1":

@@ -126,6 +126,8 @@ def _graph(store: LocalStore, report: Report, record: GraphRecord | None) -> boo
 def _manifest(store: LocalStore, report: Report, manifest: Manifest | None) -> bool:
     if manifest is None:
         return False
+    if not manifest.complete:  # it says itself that it lacks something
+        return True
     wanted = [f"graph {key}" for key in manifest.compile_keys() if not store.exists(layout.graph_name(key))]
     wanted += [f"blob {item.sha256}" for item in manifest.artifacts if not store.has_blob(item.sha256)]
     report.findings += [Finding("absent", "manifests", manifest.id, what) for what in wanted]

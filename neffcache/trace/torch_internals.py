@@ -37,6 +37,9 @@ TOUCHED = (
     ("torch._guards", "CompileContext"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
+    ("torch._dynamo.config", "automatic_dynamic_shapes"),
+    ("torch._dynamo.config", "assume_static_by_default"),
+    ("torch._dynamo.config", "fail_on_recompile_limit_hit"),
     ("torch._inductor.config", "get_config_copy"),
     ("torch._functorch.config", "get_config_copy"),
 )
@@ -118,6 +121,18 @@ def replace_inductor(backend: Callable[..., Any]) -> Callable[[], None]:
         inductor.compile_fx = original
 
     return undo
+
+
+def static_shapes() -> None:
+    """Let Dynamo never turn a size or a stride that changed into a symbol: every shape is a graph of its own.
+
+    By default it does after the first change, and a stride of a dimension of size 1 is enough (llama3_8b's layers).
+    Compilers for Trainium take static shapes only, so both the trace and the training process switch it off.
+    """
+    from torch._dynamo import config
+
+    config.automatic_dynamic_shapes = False
+    config.assume_static_by_default = True
 
 
 def compile_name(gm: torch.fx.GraphModule, kind: str) -> str:

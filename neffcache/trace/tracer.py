@@ -47,6 +47,7 @@ def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: boo
     started = time.perf_counter()
     torch_internals.probe()
     os.environ.update(NGPU=str(world_size), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    torch_internals.static_shapes()
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     fake = torch_internals.fake_mode()
     if cpu:

@@ -252,6 +252,43 @@ def test_what_is_known_about_symbols_counts() -> None:
 
 
 @pytest.mark.fast
+def test_what_was_assumed_about_symbols_counts() -> None:
+    def assuming(condition: Callable[..., object], *, backed: bool) -> str:
+        return sized(
+            lambda sizes: (
+                [sizes.backed("a"), sizes.backed("b", hint=14)] if backed else [sizes.unbacked() for _ in "ab"]
+            ),
+            condition=condition,
+        )
+
+    for backed in (True, False):
+        texts = [
+            assuming(condition, backed=backed)
+            for condition in (
+                lambda a, b: True,
+                lambda a, b: a * 2 <= b,
+                lambda a, b: a + 1 < b,
+                lambda a, b: b % 7 == 0,
+            )
+        ]
+        assert len(set(texts)) == len(texts)
+        assert "guard" in texts[1]
+
+
+@pytest.mark.fast
+def test_an_assumption_about_symbols_that_the_graph_does_not_show_does_not_count() -> None:
+    def text(condition: Callable[..., object]) -> str:
+        sizes = Sizes()
+        shown, hidden = sizes.backed("a"), sizes.backed("b", hint=14)
+        torch._check(condition(shown, hidden))
+        build = Build()
+        return write(build.output(build.input(shown, name="size"))).text
+
+    assert text(lambda a, b: True) == text(lambda a, b: a + 1 < b) == text(lambda a, b: b % 7 == 0)
+    assert text(lambda a, b: True) != text(lambda a, b: a < 9)
+
+
+@pytest.mark.fast
 def test_symbolic_kinds_are_told_apart() -> None:
     def argument(make: Callable[[torch.SymInt], object]) -> str:
         return sized(lambda sizes: [sizes.backed("a")], lambda a: [make(a)])

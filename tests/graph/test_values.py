@@ -39,7 +39,7 @@ DIFFERENT: dict[str, list[Any]] = {
     "scalars of other types": [None, True, 1, 1.0, 1 + 0j, "1", b"1", "None", "True", Count.ONE, [1], (1,), {1: 1}],
     "bool": [True, False],
     "int": [0, 1, -1, 2**63, 2**64],
-    "float": [0.0, -0.0, 1.5, 1.5000000000000002, 1e300, math.nan, math.inf, -math.inf],
+    "float": [0.0, -0.0, 1.5, 1.5000000000000002, 1e300, math.nan, -math.nan, math.inf, -math.inf],
     "complex": [1j, -1j, complex(0.0, -1.0), complex(-0.0, 1.0), complex(math.nan, 1)],
     "str": ["", " ", "a", "A", 'a"', "a\\", "a\n", "a\\n", "ä", "a\u0308", "[1]"],
     "bytes": [b"", b"a", b"b", b"\x00"],

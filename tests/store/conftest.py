@@ -120,6 +120,7 @@ class Child:
     """A forked process that runs one function; what it raises ends up in its status and on stderr."""
 
     def __init__(self, work: Callable[[], object]) -> None:
+        self.ended = False
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -143,12 +144,24 @@ class Child:
 
     def wait(self) -> int:
         """The exit status, negative for the signal that ended it."""
+        self.ended = True
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @pytest.fixture
-def child() -> type[Child]:
-    return Child
+def child() -> Iterator[Callable[[Callable[[], object]], Child]]:
+    """Starts a `Child`; one that a failing test did not wait for is killed."""
+    started: list[Child] = []
+
+    def start(work: Callable[[], object]) -> Child:
+        started.append(Child(work))
+        return started[-1]
+
+    yield start
+    for item in started:
+        if not item.ended:
+            item.kill()
+            item.wait()
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import json
 import os
 import resource
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -69,21 +68,22 @@ def compile_payload(payload: Payload, settings: Any, into: Path, compile_key: st
 
     torch_internals.probe()
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=into, prefix="inductor-") as private:
-        with temporary_cache_dir(private), groups_exist(payload.groups), enforced(settings):
-            clear_caches()
-            with torch_internals.kernels_recorded() as kernels:
-                try:
-                    artifact = torch_internals.standalone_compile(payload.module, example_inputs(payload.module))
-                except Exception as fault:
-                    first = str(fault).strip().splitlines() or [type(fault).__name__]
-                    raise CompileFailed(
-                        f"Inductor could not compile {compile_key}: {first[0][:300]}",
-                        details={"compile_key": compile_key, "fault": type(fault).__name__, "log": str(fault)[-20000:]},
-                    ) from fault
-            artifact.save(path=os.fspath(into / "code"), format="binary")
-        for name, built in kernels.items():
-            shutil.copyfile(built, into / f"{name}.so")
+    # Private to this process and not to this graph: the precompiled header in it costs as much as several kernels.
+    private = into.parent / f"inductor-{os.getpid()}"
+    with temporary_cache_dir(str(private)), groups_exist(payload.groups), enforced(settings):
+        clear_caches()
+        with torch_internals.kernels_recorded() as kernels:
+            try:
+                artifact = torch_internals.standalone_compile(payload.module, example_inputs(payload.module))
+            except Exception as fault:
+                first = str(fault).strip().splitlines() or [type(fault).__name__]
+                raise CompileFailed(
+                    f"Inductor could not compile {compile_key}: {first[0][:300]}",
+                    details={"compile_key": compile_key, "fault": type(fault).__name__, "log": str(fault)[-20000:]},
+                ) from fault
+        artifact.save(path=os.fspath(into / "code"), format="binary")
+    for name, built in kernels.items():
+        shutil.copyfile(built, into / f"{name}.so")
     meta = {
         "schema": 1,
         "compile_key": compile_key,

@@ -1,0 +1,54 @@
+"""neffcache env."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option
+
+
+@click.command("env", epilog='Example:  eval "$(neffcache env llama3_debugmodel)"')
+@click.argument("config")
+@click.option(
+    "--on-miss",
+    type=click.Choice(["fail", "compile", "warn"]),
+    default="fail",
+    show_default=True,
+    help="What a rank does with a graph that has no artifact, as in run.",
+)
+@job_options
+@store_option
+@output_options
+def command(
+    config: str,
+    on_miss: str,
+    directory: str | None,
+    choose: Callable[[str], Any],
+    output: Output,
+) -> int:
+    """The exact environment that run would set for CONFIG, as lines for a shell, and the command that it would start.
+
+    Makes what a run needs: the view, and a directory of its own below the store's runs/ (reports, outputs).
+    """
+    from neffcache.cli.progress import Lines
+    from neffcache.flows.env import env
+
+    ready, own = env(choose(config), open_to_run(directory), os.environ, on_miss=on_miss, progress=Lines(output))
+    output.note(f"made {own} for this run; remove it when the run is over")
+    if ready.command:
+        output.note(f"command: {shlex.join(ready.command)}")
+    document = {
+        "environment": dict(ready.environment),
+        "command": list(ready.command),
+        "view": str(ready.view.path),
+        "manifest": ready.manifest.id,
+        "cache_key": ready.job.key.cache_key,
+        "directory": str(own),
+    }
+    output.emit(document, [f"export {name}={shlex.quote(value)}" for name, value in ready.environment.items()])
+    return 0

@@ -1,0 +1,176 @@
+"""Plan: what a warm would trace and compile, how long, with how much memory, and how it knows. Compiles nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from neffcache.compile import pool
+from neffcache.flows.costs import WORKER_BYTES, Costs, Estimate, costs_of, makespan, worker_bytes
+from neffcache.flows.request import Request
+from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.tracing import TracedGraph, trace_job
+from neffcache.flows.warm import current_manifest, usable
+from neffcache.flows.workers import aside, scratch
+from neffcache.store.local import LocalStore
+from neffcache.store.records import RankClass
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """A graph that a warm would compile, and what that is expected to take."""
+
+    compile_key: str
+    kind: str
+    name: str
+    nodes: int
+    estimate: Estimate
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "compile_key": self.compile_key,
+            "kind": self.kind,
+            "name": self.name,
+            "nodes": self.nodes,
+            "seconds": round(self.estimate.seconds, 1),
+            "peak_bytes": self.estimate.peak_bytes,
+            "basis": self.estimate.basis,
+            "measured_nodes": self.estimate.nodes,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """total = hit + compile + refused; `refused` are graphs that this toolchain cannot compile, with the reason.
+
+    `trace_seconds` is what tracing took just now, None when the manifest answered. `memory_bytes` is that of all
+    workers at once.
+    """
+
+    job: Job
+    known_by: Literal["manifest", "trace"]
+    total: int
+    hit: int
+    compile: tuple[PlannedGraph, ...]
+    refused: tuple[tuple[str, str, str], ...]
+    phases: tuple[str, ...]
+    rank_classes: tuple[RankClass, ...]
+    workers: int
+    compile_seconds: float
+    memory_bytes: int
+    trace_seconds: float | None
+
+    def basis(self) -> dict[str, int]:
+        """How many estimates are measured, taken from a similar graph, or a default."""
+        found = [item.estimate.basis for item in self.compile]
+        return {name: found.count(name) for name in ("measured", "similar", "default")}
+
+    def to_json(self) -> dict[str, Any]:
+        placement = self.job.request.placement
+        return {
+            "config": self.job.request.config,
+            "cache_key": self.job.key.cache_key,
+            "toolchain": self.job.request.toolchain,
+            "toolchain_id": self.job.toolchain_id,
+            "target": placement.target,
+            "lnc": placement.lnc,
+            "instance": placement.instance,
+            "nodes": placement.nodes,
+            "ranks": placement.world_size,
+            "mesh": asdict(self.job.mesh),
+            "known_by": self.known_by,
+            "phases": list(self.phases),
+            "rank_classes": [{"ranks": item.ranks, "graphs": class_size(item)} for item in self.rank_classes],
+            "graphs": {
+                "total": self.total,
+                "hit": self.hit,
+                "compile": len(self.compile),
+                "refused": len(self.refused),
+            },
+            "compile": [item.to_json() for item in self.compile],
+            "refused": [
+                {"compile_key": key, "name": name, "reason": reason} for key, name, reason in self.refused
+            ],
+            "workers": self.workers,
+            "seconds": {
+                "trace": None if self.trace_seconds is None else round(self.trace_seconds, 3),
+                "compile": round(self.compile_seconds, 1),
+            },
+            "minutes": round(self.compile_seconds / 60, 1),
+            "memory_bytes": self.memory_bytes,
+            "basis": self.basis(),
+            "warnings": list(self.job.warnings),
+            "replaced": [dict(entry) for entry in self.job.replaced],
+            "dropped_options": list(self.job.request.dropped),
+        }
+
+
+def class_size(item: RankClass) -> int:
+    """Unique graphs of a rank class."""
+    return len({key for keys in item.graphs.values() for key in keys})
+
+
+def plan(
+    request: Request,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """What a warm would do. A complete manifest answers at once; otherwise the job is traced.
+
+    Raises Usage, Unsupported, StoreFault.
+    """
+    with scratch(aside(environ)) as place:
+        progress(FIRST_LINE[request.toolchain])
+        job = resolve(request, environ, place)
+        known = current_manifest(store, job)
+        if known is not None and known.complete and not store.missing(known):
+            total = len(known.compile_keys())
+            return Plan(job, "manifest", total, total, (), (), known.phases, known.rank_classes, 0, 0.0, 0, None)
+        return _traced(job, store, environ, place, jobs, progress)
+
+
+def _traced(
+    job: Job,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    place: Path,
+    jobs: int | None,
+    progress: Callable[[str], None],
+) -> Plan:
+    started = time.monotonic()
+    tracers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, jobs)
+    traced = trace_job(job, environ, place, jobs=tracers, progress=progress)
+    seconds = time.monotonic() - started
+    missing = [graph for key, graph in traced.graphs.items() if not usable(store, key)]
+    with costs_of(store, remember=False) as costs:
+        planned = tuple(_planned(missing, costs))
+    needed = worker_bytes(item.estimate for item in planned)
+    workers = min(len(planned), pool.default_jobs(pool.memory_limit(), needed, jobs))
+    return Plan(
+        job=job,
+        known_by="trace",
+        total=len(traced.graphs),
+        hit=len(traced.graphs) - len(missing),
+        compile=planned,
+        refused=tuple((item.compile_key, item.name, item.reason) for item in missing if item.payload is None),
+        phases=traced.phases,
+        rank_classes=traced.classes,
+        workers=workers,
+        compile_seconds=makespan((item.estimate.seconds for item in planned), workers),
+        memory_bytes=workers * needed,
+        trace_seconds=seconds,
+    )
+
+
+def _planned(missing: Iterable[TracedGraph], costs: Costs) -> Iterable[PlannedGraph]:
+    """Largest first, as a warm compiles them."""
+    for graph in sorted(missing, key=lambda graph: -graph.nodes):
+        if graph.payload is not None:
+            estimate = costs.estimate(graph.compile_key, graph.nodes)
+            yield PlannedGraph(graph.compile_key, graph.kind, graph.name, graph.nodes, estimate)

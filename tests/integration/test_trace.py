@@ -1,0 +1,64 @@
+"""Compile keys do not depend on who traces: rank, hash seed, working directory."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neffcache.flows.request import make_request
+from neffcache.flows.resolve import Job, resolve
+from neffcache.flows.workers import call
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    request = make_request("llama3_8b", lnc=2, environ=os.environ)
+    return resolve(request, dict(os.environ), tmp_path_factory.mktemp("resolve"))
+
+
+def traced(job: Job, rank: int, seed: str, place: Path, world_size: int | None = None) -> dict[str, Any]:
+    return call(
+        "neffcache.flows.worker_trace",
+        {
+            "arguments": list(job.arguments),
+            "rank": rank,
+            "world_size": world_size or job.world_size,
+            "cpu": True,
+            "into": str(place / f"{rank}-{seed}"),
+        },
+        {**os.environ, **job.environment, "PYTHONHASHSEED": seed},
+        place,
+    )
+
+
+def keys(trace: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    return [(graph["phase"], graph["kind"], graph["text"], graph["env"]) for graph in trace["graphs"]]
+
+
+def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, tmp_path: Path) -> None:
+    assert job.world_size == 64
+    asked = [(0, "0"), (1, "1"), (5, "1"), (63, "0")]
+    with ThreadPoolExecutor(2) as pool:
+        traces = list(pool.map(lambda entry: traced(job, *entry, tmp_path), asked))
+    first = keys(traces[0])
+    assert [kind for _, kind, _, _ in first].count("forward") == 2
+    assert len(first) == len(set(first)) == 4
+    for (rank, seed), trace in zip(asked, traces, strict=True):
+        assert keys(trace) == first, f"rank {rank} with hash seed {seed} has other graphs than rank 0"
+        assert trace["peak_bytes"] < 3e9
+        assert trace["phases"] == ["first_step", "steady_step"]
+    assert {graph["phase"] for graph in traces[0]["graphs"]} == {"first_step"}
+
+
+def test_operators_outside_of_graphs_are_recorded(job: Job, tmp_path: Path) -> None:
+    eager = traced(job, 0, "0", tmp_path)["eager"]
+    names = {text.partition("(")[0] for text in eager}
+    assert "aten.embedding.default" in names
+    assert any("adamw" in name for name in names), "the optimizer's operators belong to the record"
+    assert not any(name.startswith("prim.") for name in names)

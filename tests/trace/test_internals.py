@@ -1,0 +1,79 @@
+"""Private functions are probed: a torch or a TorchTitan in which one has moved is refused by its name."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from neffcache.errors import Unsupported
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchtitan")
+
+MODULES = [
+    "neffcache.trace.torch_internals",
+    "neffcache.trace.titan",
+    "neffcache.compile.host.torch_internals",
+    "neffcache.graph.torch_internals",
+]
+
+
+@pytest.fixture(params=MODULES)
+def internals(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(request.param)
+
+
+def test_everything_that_is_touched_is_there(internals: Any) -> None:
+    internals.probe()
+
+
+def test_what_has_moved_is_named(internals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = internals.TOUCHED[0][0]
+    monkeypatch.setattr(internals, "TOUCHED", (*internals.TOUCHED, (module, "moved_away")))
+    with pytest.raises(Unsupported) as caught:
+        internals.probe()
+    assert f"{module}.moved_away" in caught.value.message
+    assert caught.value.exit_code == 8
+
+
+def test_every_touched_name_is_listed_once(internals: Any) -> None:
+    assert len(set(internals.TOUCHED)) == len(internals.TOUCHED)
+
+
+def test_replacing_inductor_reaches_torch_compile_and_is_undone() -> None:
+    from neffcache.trace import torch_internals
+
+    seen: list[str] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        seen.append("here")
+        return gm.forward
+
+    undo = torch_internals.replace_inductor(backend)
+    try:
+        assert torch.compile(lambda x: x + 1, backend="inductor")(torch.ones(2)).tolist() == [2.0, 2.0]
+    finally:
+        undo()
+    assert seen == ["here"]
+
+
+def test_options_of_one_compile_are_seen_as_settings() -> None:
+    from neffcache.graph.settings import current_settings
+    from neffcache.trace import torch_internals
+
+    seen: list[Any] = []
+
+    def compiler(kind: str, gm: Any, inputs: Any, settings: dict[str, Any]) -> Any:
+        seen.append(settings["inductor"]["max_autotune"])
+        return lambda given: gm(*given)
+
+    undo = torch_internals.replace_inductor(torch_internals.aot_backend(compiler, current_settings))
+    try:
+        torch.compile(lambda x: x * 2)(torch.ones(2))
+        torch.compile(lambda x: x * 3, options={"max_autotune": True})(torch.ones(2))
+    finally:
+        undo()
+    assert seen == [False, True]
