@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import io
 import os
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -125,7 +126,7 @@ def load_config(arguments: Sequence[str]) -> Any:
             return ConfigManager().parse_args(list(arguments))
     except SystemExit:
         raise Usage(
-            "TorchTitan refuses these options: " + " ".join(said.getvalue().replace("│", " ").split())[:500],
+            f"TorchTitan refuses these options: {_refusal(said.getvalue())}",
             hint="neffcache key CONFIG --json shows every option of a configuration that it accepts",
         ) from None
     except (ValueError, AssertionError) as fault:
@@ -137,6 +138,14 @@ def load_config(arguments: Sequence[str]) -> Any:
                 details={"package": fault.name},
             ) from None
         raise Usage(f"TorchTitan cannot find this configuration: {fault}") from None
+
+
+def _refusal(said: str) -> str:
+    """The sentence in a box that tyro draws around an error, without its help text."""
+    words = " ".join(re.sub(r"[─│╭╮╰╯]|-{4,}", " ", said).split())
+    for after in ("Argument helptext:", "For full helptext"):
+        words = words.partition(after)[0]
+    return words.strip()[:500]
 
 
 def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:

@@ -108,7 +108,7 @@ def put_job(store: LocalStore, job: Job, *words: str, complete: bool = True, kno
     made = store.put_manifest(
         manifest(
             cache_key=job.key.cache_key,
-            components={name: {"sha256": part.sha256, "value": part.value} for name, part in job.key.components.items()},
+            components={name: {"sha256": c.sha256, "value": c.value} for name, c in job.key.components.items()},
             request=job.request.to_json(),
             complete=complete,
             phases=["first_step"],

@@ -47,7 +47,7 @@ def test_by_ref_a_warmed_request_is_a_hit_and_says_how_it_knows(
     assert "by ref" in neffcache("check", CONFIG, "--by-ref", "--dir", store.root).out
 
 
-@pytest.mark.parametrize("other", [["--set", "training.seq_len=512"], ["--lnc", "1", "--target", "trn2"], ["--option=-O1"]])
+@pytest.mark.parametrize("other", [["--set", "training.seq_len=512"], ["--target", "trn2"], ["--option=-O1"]])
 def test_by_ref_another_request_is_unknown_never_a_miss(
     neffcache: Run, store: LocalStore, warmed: Manifest, other: list[str]
 ) -> None:

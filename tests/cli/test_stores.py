@@ -49,7 +49,7 @@ def test_ls_gives_the_kinds_that_are_asked_for(neffcache: Run, store: LocalStore
     assert len(neffcache("ls", "--graphs", "--dir", store.root).out.splitlines()) == 3
 
 
-def test_ls_of_a_manifest_that_is_no_longer_current_says_so(neffcache: Run, store: LocalStore, warmed: Manifest) -> None:
+def test_ls_of_a_manifest_that_is_not_current_says_so(neffcache: Run, store: LocalStore, warmed: Manifest) -> None:
     newer = put_job(store, job_of(request_of()), "one")
     rows = {row["id"]: row["current"] for row in neffcache("ls", "--dir", store.root, "--json").json["manifests"]}
     assert rows == {warmed.id: False, newer.id: True}

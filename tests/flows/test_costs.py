@@ -91,7 +91,9 @@ def graph(tmp_path: Path) -> TracedGraph:
     )
 
 
-def compile_one(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[WarmResult, dict[str, Any]]:
+def compile_one(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[WarmResult, dict[str, Any]]:
     """The compiling part of a warm with a pool that is done at once; the result and what the pool was asked."""
     asked: dict[str, Any] = {}
     (tmp_path / "code").write_bytes(b"code")
