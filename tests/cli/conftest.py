@@ -102,7 +102,14 @@ def put_graph(store: LocalStore, word: str, *, text: str = "", seconds: float = 
     )
 
 
-def put_job(store: LocalStore, job: Job, *words: str, complete: bool = True, known: bool = True) -> Manifest:
+def put_job(
+    store: LocalStore,
+    job: Job,
+    *words: str,
+    complete: bool = True,
+    known: bool = True,
+    created: str = "2026-01-02T03:04:05+00:00",
+) -> Manifest:
     """The manifest of a job with a graph a word, its pointer and its ref. With `known` false no graph has a record."""
     keys = [put_graph(store, word).compile_key if known else xxh3_128_hex(word.encode()) for word in words]
     made = store.put_manifest(
@@ -116,7 +123,7 @@ def put_job(store: LocalStore, job: Job, *words: str, complete: bool = True, kno
             artifacts=(),
             environment=job.environment,
             versions=job.versions,
-            created="2026-01-02T03:04:05+00:00",
+            created=created,
             host={"system": "Linux"},
         )
     )

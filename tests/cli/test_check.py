@@ -67,6 +67,16 @@ def test_by_ref_a_ref_under_another_request_s_name_proves_nothing(
     assert "another request" in done.json[0]["reason"]
 
 
+def test_by_ref_a_ref_to_a_manifest_of_another_job_proves_nothing(
+    neffcache: Run, store: LocalStore, warmed: Manifest
+) -> None:
+    request = request_of()
+    store.put_ref("current", CONFIG, request.digest, Ref(request.to_json(), "0" * 32, warmed.id, CONFIG))
+    done = neffcache("check", CONFIG, "--by-ref", "--dir", store.root, "--json")
+    assert (done.code, done.json[0]["state"]) == (3, "UNKNOWN")
+    assert "another job key" in done.json[0]["reason"]
+
+
 def test_by_ref_a_ref_whose_manifest_is_gone_is_a_miss(neffcache: Run, store: LocalStore, warmed: Manifest) -> None:
     (store.root / layout.manifest_name(warmed.id)).unlink()
     done = neffcache("check", CONFIG, "--by-ref", "--dir", store.root, "--json")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from neffcache.errors import StoreFault, Unsupported, Usage
 from neffcache.flows.resolve import Job
 from neffcache.flows.run import default_command, run_environment
 from neffcache.flows.tracing import TracedGraph, TracedJob
@@ -132,8 +133,6 @@ def test_a_plan_of_all_goes_on_after_a_failure_and_exits_with_the_first(
     traced: list[TracedGraph],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from neffcache.errors import Unsupported, Usage
-
     def resolve(request: Any, environ: object, place: object) -> Job:
         if request.config == "llama3_8b":
             raise Unsupported("no such thing here")
@@ -207,6 +206,18 @@ def test_env_of_what_is_not_there_is_a_miss_and_makes_nothing(
     assert (done.code, done.out) == (3, "")
     assert done.err.splitlines()[-1] == f"hint: neffcache warm {CONFIG}"
     assert not (store.root / "runs").exists()
+
+
+def test_env_leaves_no_directory_behind_when_it_fails_late(
+    neffcache: Run, store: LocalStore, warmed: Manifest, resolved: dict[str, Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: object, manifest: object, store: object, place: Path, **_: object) -> None:
+        assert place.is_dir()
+        raise StoreFault("no space is left")
+
+    monkeypatch.setattr("neffcache.flows.env.prepare", fail)
+    assert neffcache("env", CONFIG, "--dir", store.root).code == 7
+    assert list((store.root / "runs").iterdir()) == []
 
 
 def test_env_refuses_an_environment_in_which_nothing_could_be_proved(

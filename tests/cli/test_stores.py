@@ -50,9 +50,10 @@ def test_ls_gives_the_kinds_that_are_asked_for(neffcache: Run, store: LocalStore
 
 
 def test_ls_of_a_manifest_that_is_not_current_says_so(neffcache: Run, store: LocalStore, warmed: Manifest) -> None:
-    newer = put_job(store, job_of(request_of()), "one")
-    rows = {row["id"]: row["current"] for row in neffcache("ls", "--dir", store.root, "--json").json["manifests"]}
-    assert rows == {warmed.id: False, newer.id: True}
+    newer = put_job(store, job_of(request_of()), "one", created="2026-02-01T00:00:00+00:00")
+    older = put_job(store, job_of(request_of(), threads=2), "one", created="2025-12-31T00:00:00+00:00")
+    rows = [(row["id"], row["current"]) for row in neffcache("ls", "--dir", store.root, "--json").json["manifests"]]
+    assert rows == [(newer.id, True), (warmed.id, False), (older.id, True)], "not the newest first"
 
 
 def test_ls_leaves_a_damaged_record_out_and_where_it_is(neffcache: Run, store: LocalStore, warmed: Manifest) -> None:

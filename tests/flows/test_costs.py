@@ -53,12 +53,16 @@ def test_the_same_graph_s_measurement_comes_first_then_a_similar_one_then_the_de
         assert costs.estimate(other, 49).basis == "default"
 
 
-def test_the_store_s_own_records_tell_when_the_index_is_gone_or_cannot_be_opened(store: LocalStore) -> None:
+def test_the_store_s_own_records_tell_when_the_index_is_gone_or_cannot_be_opened(
+    store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
     put_graph(store, "one", seconds=12.0, nodes=100)
     assert not (store.root / "index").exists()
     for reader in (store, LocalStore.open(store.root, writable=False)):
         with costs_of(reader, remember=False) as costs:
             assert costs.estimate(KEY, 110) == Estimate(12.0, 700_000_000, "similar", 100)
+    with costs_of(LocalStore.open(store.root, writable=False), remember=True):
+        assert not caplog.records, "a reader tried to open the index"
     assert not (store.root / "index").exists(), "whoever only asks made an index"
 
 

@@ -44,6 +44,9 @@ def test_the_nearest_manifest_differs_in_the_fewest_components_then_fields(store
     many_fields = trained_with(1, a=1, b=2)
     one_field = trained_with(512)
     manifests = made(store, two_components, many_fields, one_field)
+    fewer_components = nearest_manifest(trained_with(256), manifests[:2])
+    assert fewer_components is not None
+    assert fewer_components.manifest.id == manifests[1].id, "three fields of one component are nearer than two of two"
     found = nearest_manifest(trained_with(256), manifests)
     assert found is not None
     assert found.manifest.id == manifests[2].id

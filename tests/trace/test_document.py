@@ -208,7 +208,7 @@ def test_an_unknown_option_is_refused_with_the_likely_one(config: Any) -> None:
 
 
 def test_what_torchtitan_refuses_is_said_in_its_words() -> None:
-    with pytest.raises(Usage, match="Error parsing --training.seq-len: invalid literal for int.*'many'") as caught:
+    with pytest.raises(Usage, match=r"Error parsing --training.seq-len: invalid literal for int.*'many'") as caught:
         titan.load_config([*ARGUMENTS, "--training.seq_len", "many"])
     assert "helptext" not in caught.value.message
 
