@@ -67,9 +67,7 @@ def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
     for key in manifest.compile_keys():
         record = store.get_graph(key)
         graphs.append(
-            (key[:12], "", "", "no record")
-            if record is None
-            else (key[:12], record.kind, record.nodes, record.name)
+            (key[:12], "", "", "no record") if record is None else (key[:12], record.kind, record.nodes, record.name)
         )
     settings = request.get("set") or {}
     lacking = store.missing(manifest)

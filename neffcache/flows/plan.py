@@ -91,9 +91,7 @@ class Plan:
                 "refused": len(self.refused),
             },
             "compile": [item.to_json() for item in self.compile],
-            "refused": [
-                {"compile_key": key, "name": name, "reason": reason} for key, name, reason in self.refused
-            ],
+            "refused": [{"compile_key": key, "name": name, "reason": reason} for key, name, reason in self.refused],
             "workers": self.workers,
             "seconds": {
                 "trace": None if self.trace_seconds is None else round(self.trace_seconds, 3),

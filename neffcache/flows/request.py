@@ -32,7 +32,7 @@ class Request:
             "config": self.config,
             "module": self.module,
             "function": self.function,
-            "set": dict(self.settings),
+            "set": {name: setting_text(value) for name, value in self.settings.items()},
             "target": self.placement.target,
             "lnc": self.placement.lnc,
             "world_size": self.placement.world_size,

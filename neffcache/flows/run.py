@@ -25,7 +25,7 @@ from neffcache.flows.warm import Progress, current_manifest, warm
 from neffcache.flows.workers import revive, scratch
 from neffcache.lifetime import end_group
 from neffcache.runtime import variables
-from neffcache.runtime.report import RankReport, read_reports
+from neffcache.runtime.report import MISSED, TEXTS, RankReport, read_reports
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
 from neffcache.store.view import View, materialise
@@ -49,7 +49,7 @@ class Prepared:
 
 def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[str, str]:
     """The variables that `run` sets, all of them before Python starts. Directories below `place` are this run's own."""
-    environment = {
+    return {
         **job.environment,
         variables.MANIFEST: str(view / "manifest.json"),
         variables.REPORTS: str(place / "reports"),
@@ -58,9 +58,6 @@ def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[
         # Inductor writes the sources of what it loads; nobody else's cache may be found there.
         "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
     }
-    if on_miss == "compile":
-        environment[variables.MISSED] = str(place / "missed")
-    return environment
 
 
 def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:
@@ -127,7 +124,7 @@ def run(
         status, reports = _launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
         document = summary(job, manifest, reports, status, on_miss=on_miss)
         if on_miss == "compile" and store.writable and document["exit_code"] == 0:
-            kept = keep_missed(store, job, manifest, reports, environ, place / "missed", progress)
+            kept = keep_missed(store, job, manifest, reports, environ, place / "reports" / MISSED, progress)
             document["local_manifest"] = None if kept is None else kept.id
     return document
 
@@ -149,7 +146,7 @@ def prepare(
     """
     view = materialise(store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail")
     (place / "reports").mkdir()
-    _texts(store, manifest, place / "reports" / "texts")
+    _texts(store, manifest, place / "reports" / TEXTS)
     chosen = tuple(command)
     if not chosen and job.request.placement.nodes == 1:
         chosen = default_command(job, dump_folder or place / "outputs", steps)
@@ -187,13 +184,13 @@ def manifest_to_run(
     if healed.complete and healed.manifest is not None:
         progress.note(f"every graph has a record: local manifest {healed.manifest.id[:12]}")
         return healed.manifest
-    if on_miss == "fail" or healed.manifest is None:
+    if on_miss == "fail" or healed.candidate is None:
         raise Miss(
             f"{job.request.config} is not warm: {healed.skipped} of {healed.total} graphs have no record",
             hint=f"neffcache warm {job.request.config}",
             details={"cache_key": job.key.cache_key, "graphs": healed.to_json()["graphs"]},
         )
-    return healed.manifest
+    return healed.candidate
 
 
 def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:

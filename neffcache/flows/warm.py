@@ -39,10 +39,14 @@ class Progress:
 
 @dataclass
 class WarmResult:
-    """The contract's document of `warm`; total = hit + compiled + failed + skipped."""
+    """The contract's document of `warm`; total = hit + compiled + failed + skipped.
+
+    `manifest` is what the store has now, `candidate` what was traced, stored or not.
+    """
 
     job: Job
     manifest: Manifest | None = None
+    candidate: Manifest | None = None
     total: int = 0
     hit: int = 0
     compiled: int = 0
@@ -159,6 +163,7 @@ def _build(
         replay(job, traced, candidate, store, environ, place)
         candidate = _manifest(job, traced, complete=True)
         result.complete = True
+    result.candidate = candidate
     if result.complete or compile_missing:
         result.manifest = store.put_manifest(candidate)
         if result.complete or current_manifest(store, job) is None:
@@ -205,9 +210,7 @@ def _compile(
             if event.compiled is not None:
                 graph = by_key[event.compile_key]
                 record(store, graph, event.compiled)
-                costs.measured(
-                    event.compile_key, Cost(event.compiled.seconds, event.compiled.peak_bytes, graph.nodes)
-                )
+                costs.measured(event.compile_key, Cost(event.compiled.seconds, event.compiled.peak_bytes, graph.nodes))
                 result.compiled += 1
                 result.peak_rss_bytes = max(result.peak_rss_bytes, event.compiled.peak_bytes)
             elif event.fault is not None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
 from neffcache.errors import Unsupported
+from neffcache.probing import find, missing
 
 CHECKED = "2.14"
 
@@ -39,23 +38,12 @@ SHAPE_ENV_TOUCHED = (
 
 
 def _missing(name: str) -> Unsupported:
-    return Unsupported(
-        f"torch {torch.__version__} has no {name}, which reading a graph needs",
-        hint=f"neffcache was checked on torch {CHECKED}",
-        details={"missing": name, "checked": CHECKED},
-    )
+    return missing(name, library="torch", version=torch.__version__, checked=CHECKED)
 
 
-@cache
 def _find(module: str, path: str) -> Any:
     """The object at `path` in `module`; Unsupported (exit 8) naming it when this torch has no such thing."""
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        raise _missing(f"{module}.{path}") from None
-    return found
+    return find(module, path, library="torch", version=torch.__version__, checked=CHECKED)
 
 
 def probe() -> None:

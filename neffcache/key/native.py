@@ -106,6 +106,4 @@ def libneuronxla_directory(compiler_version: str, graph_hash: str, flags_text: s
     for part in (compiler_version, graph_hash):
         if not part or "/" in part or part.startswith("."):
             raise ValueError(f"not part of a cache entry's name: {part!r}")
-    return PurePosixPath(
-        f"neuronxcc-{compiler_version}", f"MODULE_{graph_hash}+{libneuronxla_flags_hash(flags_text)}"
-    )
+    return PurePosixPath(f"neuronxcc-{compiler_version}", f"MODULE_{graph_hash}+{libneuronxla_flags_hash(flags_text)}")

@@ -22,6 +22,7 @@ import torch
 import wrapt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from neffcache.compile.host.build import meta_path
 from neffcache.compile.host.identity import identity_in_rank
 from neffcache.compile.host.load import load_graph
 from neffcache.errors import Mismatch, Miss, NeffcacheError
@@ -34,7 +35,7 @@ from neffcache.key.job import CompileComponents, compile_key
 from neffcache.key.workload import workload_component
 from neffcache.runtime import fallback, variables
 from neffcache.runtime.processes import watch
-from neffcache.runtime.report import RankReport, ReportFile
+from neffcache.runtime.report import TEXTS, RankReport, ReportFile
 from neffcache.store.ranks import has_rank
 from neffcache.store.records import Manifest
 from neffcache.trace import titan, torch_internals
@@ -82,6 +83,7 @@ class Doors:
         self.file = report
         self.report = report.report
         self.environ = environ
+        self.reports = Path(environ[variables.REPORTS])
         self.on_miss = environ.get(variables.ON_MISS, "fail")
         self.toolchain = str(manifest.components["toolchain"]["sha256"])
         self.loaded: dict[str, Callable[[list[Any]], list[Any]]] = {}
@@ -194,6 +196,9 @@ class Doors:
         if key not in self.report.expected:
             unknown = Miss(f"graph {key} ({kind}) is not in the manifest {self.manifest.id[:12]}")
             return self.missed(key, kind, unknown, gm, text, settings)
+        if not (self.view / "host" / meta_path(key)).exists():
+            absent = Miss(f"graph {key} ({kind}) has no artifact in the view")
+            return self.missed(key, kind, absent, gm, text, settings)
         started = time.perf_counter()
         try:
             run = load_graph(self.view / "host", key, text)
@@ -227,10 +232,9 @@ class Doors:
                     details=entry,
                 ),
             )
-        self.report.backend_compiles += 1
         self.file.save()
         try:
-            run = fallback.compile_here(key, text, gm, settings, keep=self.environ.get(variables.MISSED))
+            run = fallback.compile_here(key, text, gm, settings, self.reports, self.compiling)
         except NeffcacheError as broken:
             refuse(self.file, broken)
             raise
@@ -238,12 +242,15 @@ class Doors:
         self.file.save()
         return run
 
+    def compiling(self) -> None:
+        self.report.backend_compiles += 1
+        self.file.save()
+
     def nearest(self, text: Any) -> dict[str, Any] | None:
         """The record of this rank's class with the most like text: its key and the first line that differs."""
         if text is None:
             return None
-        texts = Path(self.environ[variables.REPORTS]) / "texts"
-        return fallback.nearest_record(texts, self.report.expected, text.text)
+        return fallback.nearest_record(self.reports / TEXTS, self.report.expected, text.text)
 
     # --- what is counted ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+TEXTS = "texts"
+"""Beside the reports: the manifest's graph texts, <compile key>.txt, to name the nearest record of a missed graph."""
+
+MISSED = "missed"
+"""Beside the reports: what ranks had to compile, one directory a compile key."""
+
 
 @dataclass
 class RankReport:

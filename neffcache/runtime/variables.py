@@ -9,9 +9,6 @@ REPORTS = "NEFFCACHE_REPORTS"
 ON_MISS = "NEFFCACHE_ON_MISS"
 """fail, compile or warn."""
 
-MISSED = "NEFFCACHE_MISSED"
-"""Directory of this run, only with on-miss compile: where ranks leave what they had to compile."""
-
 HARNESS = "NEFFCACHE_HOST_HARNESS"
 """1: make the CPU TorchTitan's device (host toolchain)."""
 

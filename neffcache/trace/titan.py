@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from neffcache.errors import Unsupported, Usage
+from neffcache.probing import require
 
 CHECKED_ON = "0.3.0"
 TOUCHED = (
@@ -58,17 +59,7 @@ def version() -> str:
 
 def probe() -> None:
     """Raise Unsupported naming the first thing that this TorchTitan does not have."""
-    for module, path in TOUCHED:
-        try:
-            found: Any = importlib.import_module(module)
-            for name in path.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            raise Unsupported(
-                f"TorchTitan {version()} has no {module}.{path}, which neffcache needs",
-                hint=f"neffcache was checked on TorchTitan {CHECKED_ON}",
-                details={"missing": f"{module}.{path}"},
-            ) from None
+    require(TOUCHED, library="TorchTitan", version=version(), checked=CHECKED_ON)
 
 
 # --- the CPU as a TorchTitan device -------------------------------------------------------------------------------

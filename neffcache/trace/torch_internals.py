@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from neffcache.errors import Unsupported
+from neffcache.probing import require
 
 CHECKED_ON = "2.14"
 TOUCHED = (
@@ -50,17 +50,7 @@ Compiler = Callable[[str, torch.fx.GraphModule, Sequence[Any], dict[str, Any]], 
 
 def probe() -> None:
     """Raise Unsupported naming the first private function that this torch does not have."""
-    for module, name in TOUCHED:
-        try:
-            found = hasattr(importlib.import_module(module), name)
-        except ImportError:
-            found = False
-        if not found:
-            raise Unsupported(
-                f"torch {torch.__version__} has no {module}.{name}, which neffcache needs",
-                hint=f"neffcache was checked on torch {CHECKED_ON}; install a torch in the range of the [host] extra",
-                details={"missing": f"{module}.{name}"},
-            )
+    require(TOUCHED, library="torch", version=torch.__version__, checked=CHECKED_ON)
 
 
 def aot_backend(compiler: Compiler, settings: Callable[[], dict[str, Any]]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a user waits for on the first step: eager, stock Inductor cold, stock Inductor with its own cache warm, neffcache.
+"""What a user waits for on the first step: eager, stock Inductor cold, stock with its own cache warm, neffcache.
 
 All four train llama3_debugmodel on 4 gloo ranks of this machine, alternating, in one run of this script. A first step
 lasts from the moment that the Trainer stands to the end of the first optimizer step; the slowest rank counts.
@@ -8,6 +8,7 @@ Prints {"seconds": {...}, "ratios": {...}} with --json; ratios are medians over 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -28,8 +29,7 @@ def neffcache(environ: dict[str, str], *arguments: str) -> Any:
         [str(BIN / "neffcache"), *arguments, "--json"],
         env=environ,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
@@ -60,7 +60,7 @@ def stock(environ: dict[str, str], arguments: list[str], cache: Path, place: Pat
     if done.returncode != 0 or len(found) != 4:
         raise SystemExit(f"the stock run failed\n{done.stderr[-4000:]}")
     first = max(steps[0] for steps in found)
-    later = [b - a for steps in found for a, b in zip(steps, steps[1:], strict=False)]
+    later = [b - a for steps in found for a, b in itertools.pairwise(steps)]
     return first, statistics.median(later)
 
 

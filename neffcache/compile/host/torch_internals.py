@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from neffcache.errors import Unsupported
 from neffcache.key.canonical import sha256_hex
+from neffcache.probing import require
 
+CHECKED_ON = "2.14"
 TOUCHED = (
     ("torch._inductor", "standalone_compile"),
     ("torch._inductor", "CompiledArtifact"),
@@ -41,16 +42,7 @@ TOUCHED = (
 
 def probe() -> None:
     """Raise Unsupported naming the first private function that this torch does not have."""
-    for module, path in TOUCHED:
-        try:
-            found: Any = importlib.import_module(module)
-            for name in path.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            raise Unsupported(
-                f"torch {torch.__version__} has no {module}.{path}, which the host toolchain needs",
-                details={"missing": f"{module}.{path}"},
-            ) from None
+    require(TOUCHED, library="torch", version=torch.__version__, checked=CHECKED_ON)
 
 
 def kernel_name(cls: type, source: str, optimized: str | None, extra_flags: Any) -> str:
