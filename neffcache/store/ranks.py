@@ -14,7 +14,10 @@ _RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?:-(0|[1-9][0-9]{0,8}))?", re.ASCII)
 
 
 def expand_ranks(ranks: str) -> tuple[int, ...]:
-    """ "0-2,5" -> (0, 1, 2, 5). Raises StoreFault unless `ranks` ascends without overlap and stays below `MAX_RANKS`."""
+    """The ranks of "0-2,5": (0, 1, 2, 5).
+
+    Raises StoreFault unless `ranks` ascends without overlap and stays below `MAX_RANKS`.
+    """
     return tuple(rank for low, high in ranges(ranks) for rank in range(low, high + 1))
 
 

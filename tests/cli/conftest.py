@@ -129,9 +129,7 @@ def put_job(
     )
     store.set_pointer(job.key.cache_key, made.id)
     name = job.request.config
-    store.put_ref(
-        "current", name, job.request.digest, Ref(job.request.to_json(), job.key.cache_key, made.id, name)
-    )
+    store.put_ref("current", name, job.request.digest, Ref(job.request.to_json(), job.key.cache_key, made.id, name))
     return made
 
 

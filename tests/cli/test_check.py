@@ -59,9 +59,7 @@ def test_by_ref_a_ref_under_another_request_s_name_proves_nothing(
     neffcache: Run, store: LocalStore, warmed: Manifest
 ) -> None:
     request = request_of(sets=["training.seq_len=512"])
-    store.put_ref(
-        "current", CONFIG, request.digest, Ref(request_of().to_json(), warmed.cache_key, warmed.id, CONFIG)
-    )
+    store.put_ref("current", CONFIG, request.digest, Ref(request_of().to_json(), warmed.cache_key, warmed.id, CONFIG))
     done = neffcache("check", CONFIG, "--by-ref", "--set", "training.seq_len=512", "--dir", store.root, "--json")
     assert (done.code, done.json[0]["state"]) == (3, "UNKNOWN")
     assert "another request" in done.json[0]["reason"]

@@ -193,7 +193,7 @@ def test_each_env_gets_directories_of_its_own(
     assert first["view"] == second["view"]
     missing = neffcache("env", CONFIG, "--on-miss", "compile", "--dir", store.root, "--json").json
     assert missing["environment"]["NEFFCACHE_ON_MISS"] == "compile"
-    assert missing["environment"]["NEFFCACHE_MISSED"].startswith(missing["directory"])
+    assert missing["environment"]["NEFFCACHE_REPORTS"].startswith(missing["directory"])
 
 
 def test_env_of_what_is_not_there_is_a_miss_and_makes_nothing(

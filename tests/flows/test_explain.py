@@ -135,9 +135,7 @@ def test_one_thing_to_do_is_said_once() -> None:
     found = changes(
         [Difference(f"workload.config.compile.components[{number}]", None, None) for number in range(3)], OTHER
     )
-    assert found == [
-        Change("workload.config.compile.components[0]", "option", "--set compile.components=model,loss")
-    ]
+    assert found == [Change("workload.config.compile.components[0]", "option", "--set compile.components=model,loss")]
 
 
 def test_no_options_there_means_none_here() -> None:

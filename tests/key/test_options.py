@@ -116,7 +116,7 @@ def test_what_is_found_inside_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("idle", IDLE, ids=lambda idle: idle.name)
 def test_each_neutral_and_wrapper_option_is_left_out_and_reported(idle: Idle) -> None:
-    for text in ([f"{idle.name} /a", f"{idle.name}=/a"] if idle.valued else [idle.name]):
+    for text in [f"{idle.name} /a", f"{idle.name}=/a"] if idle.valued else [idle.name]:
         options = Options.parse([f"-O1 {text} --internal-a"])
         assert options.canonical == "--optlevel=1 --internal-a"
         assert [(d.option, d.kind, d.reason) for d in options.dropped] == [(text, idle.kind, idle.reason)]

@@ -114,8 +114,6 @@ SOUP = [
 ]  # fmt: skip
 
 
-
-
 class Refused(Exception):
     """The stand-in parser takes this list for wrong."""
 
