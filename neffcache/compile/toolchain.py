@@ -29,12 +29,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """One graph to compile. `payload` is a file of `graph.payload.pack`; `settings` those of its capture."""
+    """One graph to compile. `payload` is a file of `graph.payload.pack`; `settings` those of its capture.
+
+    `toolchain` is the identity's value that is in the compile key: a worker that is not it must refuse.
+    """
 
     compile_key: str
     name: str
     payload: Path
     settings: Mapping[str, Any]
+    toolchain: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ def _compile(
 ) -> None:
     started = time.monotonic()
     by_key = {graph.compile_key: graph for graph in missing}
+    toolchain = job.key.components["toolchain"].value
     requests: list[CompileRequest] = []
     # Largest first: a long compile that starts last leaves the other workers idle.
     for graph in sorted(missing, key=lambda graph: -graph.nodes):
@@ -200,7 +201,7 @@ def _compile(
                 )
             )
         else:
-            requests.append(CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings))
+            requests.append(CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings, toolchain))
     with costs_of(store, remember=bool(requests)) as costs:
         needed = worker_bytes(costs.estimate(item.compile_key, by_key[item.compile_key].nodes) for item in requests)
         workers = pool.default_jobs(pool.memory_limit(), needed, jobs)
@@ -263,6 +264,8 @@ def _manifest(job: Job, traced: TracedJob, *, complete: bool) -> Manifest:
         versions=dict(job.versions),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host={"machine": platform.machine(), "system": platform.system()},
+        # What no artifact covers: operators of rank 0 outside of compiled regions, with how often they ran.
+        extra={"not_captured": dict(sorted(traced.eager.items()))},
     )
 
 

@@ -234,7 +234,15 @@ class Doors:
             )
         self.file.save()
         try:
-            run = fallback.compile_here(key, text, gm, settings, self.reports, self.compiling)
+            run = fallback.compile_here(
+                key,
+                text,
+                gm,
+                settings,
+                self.manifest.components["toolchain"]["value"],
+                reports=self.reports,
+                compiling=self.compiling,
+            )
         except NeffcacheError as broken:
             refuse(self.file, broken)
             raise

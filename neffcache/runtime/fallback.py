@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ def nearest_record(texts: Path, keys: Sequence[str], text: str) -> dict[str, Any
 
 
 def compile_here(
-    key: str, text: GraphText | None, gm: Any, settings: dict[str, Any], reports: Path, compiling: Callable[[], None]
+    key: str,
+    text: GraphText | None,
+    gm: Any,
+    settings: Mapping[str, Any],
+    toolchain: Mapping[str, Any],
+    *,
+    reports: Path,
+    compiling: Callable[[], None],
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile a graph in a process of its own and load it here; ranks of a node that want the same one share it.
 
@@ -50,12 +57,15 @@ def compile_here(
     with kernel_lock(place.with_suffix(".lock"), 0o600, timeout=LOCK_TIMEOUT):
         if not (place / "result.json").exists():
             compiling()
-            _compile(key, text, gm, settings, place)
+            _compile(key, text, gm, settings, toolchain, place)
     return load_graph(place / "host", key, text)
 
 
-def _compile(key: str, text: GraphText, gm: Any, settings: dict[str, Any], place: Path) -> None:
+def _compile(
+    key: str, text: GraphText, gm: Any, settings: Mapping[str, Any], toolchain: Mapping[str, Any], place: Path
+) -> None:
     (place / "payload").write_bytes(pack(gm, text))
+    (place / "toolchain.json").write_text(json.dumps(toolchain))
     (place / "settings.json").write_text(json.dumps(settings))
     (place / "text").write_text(text.text)
     (place / "graph.json").write_text(

@@ -24,6 +24,7 @@ CAPTURE = """
 import json, sys
 from pathlib import Path
 import torch
+from neffcache.compile.host import identity
 from neffcache.graph.payload import pack
 from neffcache.graph.settings import current_settings
 from neffcache.graph.text import canonical_text
@@ -38,6 +39,7 @@ def compiler(kind, gm, inputs, settings):
     text = canonical_text(gm)
     (place / "payload").write_bytes(pack(gm, text))
     (place / "settings.json").write_text(json.dumps(settings))
+    (place / "toolchain.json").write_text(json.dumps(dict(identity.identity({"OMP_NUM_THREADS": "1"}, 4).value)))
     (place / "text").write_text(text.text)
     return lambda given: gm(*given)
 
@@ -118,7 +120,7 @@ def test_no_file_of_an_artifact_holds_a_path(compiled: Path) -> None:
 
 
 def test_it_compiles_twice_to_the_same_names(compiled: Path, tmp_path: Path) -> None:
-    for name in ("payload", "settings.json"):
+    for name in ("payload", "settings.json", "toolchain.json"):
         shutil.copy(compiled / name, tmp_path)
     subprocess.run(
         [sys.executable, "-m", "neffcache.compile.host.worker", KEY, str(tmp_path)],
@@ -131,6 +133,21 @@ def test_it_compiles_twice_to_the_same_names(compiled: Path, tmp_path: Path) -> 
         return found
 
     assert kernels(tmp_path) == kernels(compiled)
+
+
+def test_a_worker_that_is_another_toolchain_refuses(compiled: Path, tmp_path: Path) -> None:
+    for name in ("payload", "settings.json", "toolchain.json"):
+        shutil.copy(compiled / name, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "neffcache.compile.host.worker", KEY, str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "threads: 1 -> 2" in done.stderr
+    assert not (tmp_path / "host").exists()
 
 
 def loaded(place: Path, text: Any) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ def requests(place: Path, **wishes: str) -> list[CompileRequest]:
     made = []
     for key, wish in wishes.items():
         (place / f"{key}.payload").write_text(wish)
-        made.append(CompileRequest(key, key, place / f"{key}.payload", {}))
+        made.append(CompileRequest(key, key, place / f"{key}.payload", {}, {}))
     return made
 
 

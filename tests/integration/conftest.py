@@ -72,6 +72,13 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Warmed:
     return Warmed(root, answer)
 
 
+@pytest.fixture(scope="session")
+def warmed_8b(warmed: Warmed, tmp_path_factory: pytest.TempPathFactory) -> Warmed:
+    """The same store with a job for hardware that is not there."""
+    root = warmed.copy(tmp_path_factory.mktemp("8b") / "store")
+    return Warmed(root, neffcache(root, "warm", "llama3_8b", "--lnc", "2"))
+
+
 @pytest.fixture
 def store(warmed: Warmed, tmp_path: Path) -> Path:
     return warmed.copy(tmp_path / "store")

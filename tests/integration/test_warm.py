@@ -17,9 +17,8 @@ from tests.integration.conftest import CONFIG, Warmed, neffcache
 pytestmark = pytest.mark.integration
 
 
-def test_llama3_8b_at_both_lncs(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    two = neffcache(store, "warm", "llama3_8b", "--lnc", "2")
+def test_llama3_8b_at_both_lncs(warmed_8b: Warmed) -> None:
+    store, two = warmed_8b.root, warmed_8b.answer
     assert two.code == 0, two.stderr
     assert two.stderr.splitlines()[0] == "toolchain host: Inductor on this CPU; its artifacts are no NEFFs"
     assert two.document["ranks"] == 64

@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 from neffcache.compile.host import torch_internals
+from neffcache.compile.host.identity import identity_in_rank
 from neffcache.compile.toolchain import Compiled, CompileRequest, Product
-from neffcache.errors import CompileFailed
+from neffcache.errors import CompileFailed, Mismatch
 from neffcache.graph.payload import Payload, unpack
 from neffcache.graph.settings import enforced
+from neffcache.key.compare import differences
 
 STORE = "host"
 
@@ -43,10 +45,17 @@ def kernels_path(compile_key: str) -> str:
 def compile_graph(request: CompileRequest, into: Path) -> Compiled:
     """Compile `request` and leave its files below `into`, which must be private to this compile.
 
-    Runs in a worker process whose environment and thread count are those of the toolchain's identity.
-    Raises CompileFailed with the compiler's first words.
+    Raises Mismatch when this process is not the toolchain of the key (threads, settings, torch), CompileFailed with
+    the compiler's first words.
     """
     started = time.perf_counter()
+    different = differences(dict(request.toolchain), dict(identity_in_rank(request.toolchain).value))
+    if different:
+        raise Mismatch(
+            f"the worker that should compile {request.compile_key} is another toolchain: {different[0]}",
+            hint="this is what its environment makes of it; see `neffcache env`",
+            details={"differences": [entry.to_json() for entry in different]},
+        )
     payload = unpack(request.payload.read_bytes())
     meta = compile_payload(payload, request.settings, into, request.compile_key)
     products = [

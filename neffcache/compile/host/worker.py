@@ -1,6 +1,6 @@
 """Compile one payload in a process of its own: `python -m neffcache.compile.host.worker KEY DIRECTORY`.
 
-DIRECTORY holds `payload` and `settings.json`; `host/` and `result.json` are left in it.
+DIRECTORY holds `payload`, `settings.json` and `toolchain.json`; `host/` and `result.json` are left in it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from neffcache.errors import NeffcacheError
 
 
 def main(key: str, place: Path) -> int:
-    settings = json.loads((place / "settings.json").read_text())
+    settings, toolchain = (json.loads((place / f"{name}.json").read_text()) for name in ("settings", "toolchain"))
     try:
-        compiled = compile_graph(CompileRequest(key, key, place / "payload", settings), place / "work")
+        compiled = compile_graph(CompileRequest(key, key, place / "payload", settings, toolchain), place / "work")
     except NeffcacheError as fault:
         print(fault.message, file=sys.stderr)
         return fault.exit_code
@@ -26,15 +26,13 @@ def main(key: str, place: Path) -> int:
         target = place / product.store / product.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(product.source, target)
-    (place / "result.json").write_text(
-        json.dumps(
-            {
-                "products": [[p.store, p.path, p.mode] for p in compiled.products],
-                "seconds": compiled.seconds,
-                "peak_bytes": compiled.peak_bytes,
-            }
-        )
-    )
+    result = {
+        "products": [[p.store, p.path, p.mode] for p in compiled.products],
+        "seconds": compiled.seconds,
+        "peak_bytes": compiled.peak_bytes,
+    }
+    (place / "result.tmp").write_text(json.dumps(result))
+    (place / "result.tmp").rename(place / "result.json")
     return 0
 
 
