@@ -14,6 +14,7 @@ from neffcache.cli.options import Output, job_options, open_store, output_option
 @click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
 @click.argument("configs", nargs=-1, metavar="CONFIG...")
 @click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
+@click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
 @job_options
 @store_option
@@ -21,6 +22,7 @@ from neffcache.cli.options import Output, job_options, open_store, output_option
 def command(
     configs: tuple[str, ...],
     every: bool,
+    lint: bool,
     jobs: int | None,
     directory: str | None,
     choose: Callable[[str], Any],
@@ -45,6 +47,8 @@ def command(
     for name in names:
         with progress_of(output) as progress:
             try:
+                if lint:
+                    _lint(choose(name), output)
                 result = warm(choose(name), store, os.environ, jobs=jobs, progress=progress)
             except NeffcacheError as fault:
                 if len(names) == 1:
@@ -75,3 +79,23 @@ def command(
         output.note(f"error: {worst.message}")
         return worst.exit_code
     return 0
+
+
+def _lint(request: Any, output: Output) -> None:
+    """Raise Mismatch when a field that the key leaves out moves a graph; say which fields a graph bakes in."""
+    from neffcache.errors import Mismatch
+    from neffcache.flows.lint import lint
+
+    report = lint(request, os.environ, output.note)
+    for entry in report.baked:
+        output.note(f"lint: {entry} (each value of it is another compile)")
+    if report.moved:
+        raise Mismatch(
+            f"{len({entry.field for entry in report.moved})} fields that the job key leaves out reach the compiler: "
+            f"{report.moved[0]}",
+            hint="two jobs that differ in such a field would share a key; please report it",
+            details=report.to_json(),
+        )
+    output.note(
+        f"lint: {report.varied} fields varied in {report.traces} traces; no graph holds one that the key leaves out"
+    )

@@ -16,7 +16,10 @@ from neffcache.flows.workers import answer
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?}."""
+    """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?}.
+
+    With "changes" the fields at these paths get these values first, and what else could be changed is in the answer.
+    """
     from neffcache.key.canonical import digest
     from neffcache.trace import titan
     from neffcache.trace.capture import Capture
@@ -25,6 +28,13 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     if given["cpu"]:
         titan.use_cpu()
     config = titan.load_config(given["arguments"])
+    varied: dict[str, Any] = {}
+    if "changes" in given:
+        from neffcache.trace import variation
+
+        neutral, watched = variation.variations(config)
+        varied = {"neutral": neutral, "watched": watched}
+        variation.apply(config, given["changes"])
     replay = _replay(given) if "view" in given else None
     capture = Capture(payloads=replay is None) if replay is None else replay
     seen = trace(config, rank=given["rank"], world_size=given["world_size"], capture=capture, cpu=given["cpu"])
@@ -58,6 +68,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "seconds": seen.seconds,
         "peak_bytes": seen.peak_bytes,
         **({} if replay is None else replay.outcome()),
+        **varied,
     }
 
 

@@ -1,0 +1,163 @@
+"""Prove that neutral fields are neutral: trace again with all of them changed at once, and compare.
+
+Both the captured graphs and the record of eager operators (operator, shapes, scalars) must be the same. On a
+difference the fields are halved until the one that moves something is named. Fields that count but that no graph should
+hold (learning rate, clipping) are varied too: a graph that bakes one in is compiled again for each of its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from neffcache.flows.request import Request
+from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.workers import aside, call, scratch
+
+MAX_CULPRITS = 8
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One line that another value of a field changes: in a captured graph, or among the eager operators."""
+
+    field: str
+    where: str
+    line: int
+    before: str
+    after: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        return f"{self.field} moves {self.where}, line {self.line}: {self.before.strip()} -> {self.after.strip()}"
+
+
+@dataclass
+class LintReport:
+    """`moved` breaks a promise of the key; `baked` costs a compile for each value; `eager` is expected, and counted."""
+
+    job: Job
+    varied: int = 0
+    traces: int = 0
+    moved: list[Moved] = field(default_factory=list)
+    baked: list[Moved] = field(default_factory=list)
+    eager: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not self.moved
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.job.request.config,
+            "cache_key": self.job.key.cache_key,
+            "clean": self.clean,
+            "varied": self.varied,
+            "traces": self.traces,
+            "moved": [entry.to_json() for entry in self.moved],
+            "baked": [entry.to_json() for entry in self.baked],
+            "eager_operators_with_watched_values": self.eager,
+        }
+
+
+Trace = dict[str, Any]
+
+
+def lint(
+    request: Request, environ: Mapping[str, str], progress: Callable[[str], None], *, job: Job | None = None
+) -> LintReport:
+    """Lint one configuration; raises NeffcacheError when it cannot be traced at all."""
+    with scratch(aside(environ)) as place:
+        if job is None:
+            progress(FIRST_LINE[request.toolchain])
+            job = resolve(request, environ, place)
+        report = LintReport(job)
+
+        def traced(changes: Mapping[str, Any]) -> Trace:
+            report.traces += 1
+            return call(
+                "neffcache.flows.worker_trace",
+                {
+                    "arguments": list(job.arguments),
+                    "rank": 0,
+                    "world_size": job.world_size,
+                    "cpu": True,
+                    "into": str(place / f"lint-{report.traces}"),
+                    "changes": dict(changes),
+                },
+                {**environ, **job.environment},
+                place,
+            )
+
+        progress("tracing as configured")
+        base = traced({})
+        neutral, watched = dict(base["neutral"]), dict(base["watched"])
+        report.varied = len(neutral) + len(watched)
+        progress(f"tracing with {len(neutral)} neutral fields changed at once")
+        for _ in range(MAX_CULPRITS):
+            if same(base, traced(neutral)):
+                break
+            culprit = _culprit(base, neutral, traced, progress)
+            value = neutral.pop(culprit)
+            report.moved += differences(culprit, base, traced({culprit: value}))
+        progress(f"tracing with {len(watched)} watched fields changed at once")
+        other = traced(watched)
+        report.eager = len(set(base["eager"]) ^ set(other["eager"]))
+        if _graphs(base) != _graphs(other):
+            for name, value in watched.items():
+                single = traced({name: value})
+                if _graphs(base) != _graphs(single):
+                    report.baked += differences(name, base, single, eager=False)
+        return report
+
+
+def _graphs(trace: Trace) -> list[tuple[str, str, str]]:
+    return [(graph["phase"], graph["text"], graph["env"]) for graph in trace["graphs"]]
+
+
+def same(a: Trace, b: Trace) -> bool:
+    """Whether two traces have the same graphs and the same eager operators."""
+    return _graphs(a) == _graphs(b) and a["eager"] == b["eager"]
+
+
+def _culprit(
+    base: Trace,
+    changes: Mapping[str, Any],
+    traced: Callable[[Mapping[str, Any]], Trace],
+    progress: Callable[[str], None],
+) -> str:
+    """One field of `changes` that moves something by itself, or with those it was halved with, by halving."""
+    names = sorted(changes)
+    while len(names) > 1:
+        progress(f"something moves: halving {len(names)} fields")
+        half = names[: len(names) // 2]
+        moves = not same(base, traced({name: changes[name] for name in half}))
+        names = half if moves else names[len(names) // 2 :]
+    return names[0]
+
+
+def differences(name: str, base: Trace, other: Trace, *, eager: bool = True) -> list[Moved]:
+    """Every line that differs, graph by graph, and the eager operators when they are asked for."""
+    found: list[Moved] = []
+    for left, right in zip_longest(base["graphs"], other["graphs"]):
+        if left is None or right is None:
+            graph = left or right
+            found.append(Moved(name, graph["name"], 0, "a graph" if left else "", "" if left else "a graph"))
+            continue
+        texts = [Path(graph["text_file"]).read_text().splitlines() for graph in (left, right)]
+        for line, (before, after) in enumerate(zip_longest(*texts, fillvalue=""), start=1):
+            if before != after:
+                found.append(Moved(name, left["name"], line, before, after))
+    if eager and base["eager"] != other["eager"]:
+        gone = sorted(set(base["eager"]) - set(other["eager"])) or [""]
+        came = sorted(set(other["eager"]) - set(base["eager"])) or [""]
+        found += [
+            Moved(name, "the eager operators", 0, before, after)
+            for before, after in zip_longest(gone, came, fillvalue="")
+        ]
+    return found
