@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "neffcache"
-CORE_ROOMS = ("errors", "lifetime", "probing", "key", "store", "remote", "flows", "cli")
+CORE_ROOMS = ("errors", "lifetime", "variables", "probing", "key", "store", "remote", "flows", "cli")
 
 # Imports every module named in argv in a Python where nothing but the standard library and the core dependencies exist.
 IMPORT_WITHOUT_TORCH = """

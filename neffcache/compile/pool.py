@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from neffcache.compile.toolchain import Compiled, CompileRequest
 from neffcache.errors import NeffcacheError
 from neffcache.lifetime import die_with_parent
+from neffcache.variables import without_rank
 
 Happening = Literal["queued", "started", "done", "failed"]
 
@@ -55,7 +56,9 @@ def _prepare(environment: Mapping[str, str], started: SimpleQueue[str], compiler
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ.update(environment)
+    rankless = without_rank(os.environ)
+    os.environ.clear()
+    os.environ.update({**rankless, **environment})
     _started = started
     module, _, name = compiler.rpartition(".")
     _compile = getattr(importlib.import_module(module), name)
@@ -126,10 +129,15 @@ def run(
     for request in requests:
         yield Event(request.compile_key, "queued")
     left = {request.compile_key: request for request in requests}
-    yield from _round(left, jobs=jobs, directory=directory, environment=environment, compiler=compiler, last=False)
-    for key in list(left):
-        alone = {key: left.pop(key)}
-        yield from _round(alone, jobs=1, directory=directory, environment=environment, compiler=compiler, last=True)
+    common: dict[str, Any] = {"directory": directory, "environment": environment, "compiler": compiler}
+    suspects: set[str] = set()
+    yield from _round(left, jobs=jobs, suspects=suspects, last=False, **common)
+    # Those that a dead worker may have had: one at a time. Those that had not been started: together, as before.
+    innocent = {key: request for key, request in left.items() if key not in suspects}
+    yield from _round(innocent, jobs=jobs, suspects=suspects, last=False, **common)
+    for key, request in left.items():
+        if key in suspects or key in innocent:
+            yield from _round({key: request}, jobs=1, suspects=set(), last=True, **common)
 
 
 def _round(
@@ -139,18 +147,25 @@ def _round(
     directory: Path,
     environment: Mapping[str, str],
     compiler: str,
+    suspects: set[str],
     last: bool,
 ) -> Iterator[Event]:
-    """One pool over `left`; what is finished is taken out of it. `last`: a dead worker is this graph's failure."""
+    """One pool over `left`; what is finished is taken out of it.
+
+    When a worker dies, what was started and not finished joins `suspects`; with `last` it is this graph's failure.
+    """
     if not left:
         return
     pool = _Pool(min(jobs, len(left)), environment, compiler, directory)
     begun: dict[str, float] = {}
     finished = False
     try:
-        futures: dict[Future[Compiled | NeffcacheError], str] = {
-            pool.executor.submit(_work, request, directory / key): key for key, request in left.items()
-        }
+        futures: dict[Future[Compiled | NeffcacheError], str] = {}
+        for key, request in left.items():
+            try:
+                futures[pool.executor.submit(_work, request, directory / key)] = key
+            except BrokenProcessPool:
+                break  # the futures that exist say so too
         while futures:
             done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
             while not pool.started.empty():
@@ -164,11 +179,12 @@ def _round(
                     outcome = future.result()
                 except BrokenProcessPool:
                     if not last:
+                        suspects.update(begun.keys() & left.keys() or {key})
                         return
                     outcome = NeffcacheError(
-                        f"the compile of {key} was killed twice, the second time alone; likely out of memory",
-                        hint="try again with more memory",
-                        details={"compile_key": key, "class": "killed"},
+                        f"the worker that compiled {key} died, the second time alone; likely out of memory",
+                        hint="try again with more memory; its last words are in the log",
+                        details={"compile_key": key, "class": "killed", "log": _last_words(directory)},
                     )
                 except Exception as fault:
                     outcome = NeffcacheError(
@@ -185,11 +201,18 @@ def _round(
         pool.end(idle=finished)
 
 
+def _last_words(directory: Path) -> str:
+    """The end of the newest worker log."""
+    logs = sorted(directory.glob("worker-*.log"), key=lambda path: path.stat().st_mtime)
+    return logs[-1].read_text(errors="replace")[-4000:] if logs else ""
+
+
 def default_jobs(free_bytes: int, per_worker_bytes: int, wanted: int | None = None) -> int:
     """Workers that fit into memory and CPUs; at least one. Both sizes in bytes."""
-    cpus = len(os.sched_getaffinity(0))
-    fitting = max(1, free_bytes // max(1, per_worker_bytes))
-    return max(1, min(wanted or cpus, fitting) if wanted is None else wanted)
+    if wanted is not None:
+        return max(1, wanted)
+    fitting = free_bytes // max(1, per_worker_bytes)
+    return max(1, min(len(os.sched_getaffinity(0)), fitting))
 
 
 def memory_limit() -> int:

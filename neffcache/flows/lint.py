@@ -41,7 +41,7 @@ class Moved:
 class LintReport:
     """`moved` breaks a promise of the key; `baked` costs a compile for each value; `eager` is expected, and counted."""
 
-    job: Job
+    config: str
     varied: int = 0
     traces: int = 0
     moved: list[Moved] = field(default_factory=list)
@@ -54,8 +54,7 @@ class LintReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "config": self.job.request.config,
-            "cache_key": self.job.key.cache_key,
+            "config": self.config,
             "clean": self.clean,
             "varied": self.varied,
             "traces": self.traces,
@@ -76,7 +75,7 @@ def lint(
         if job is None:
             progress(FIRST_LINE[request.toolchain])
             job = resolve(request, environ, place)
-        report = LintReport(job)
+        report = LintReport(request.config)
 
         def traced(changes: Mapping[str, Any]) -> Trace:
             report.traces += 1
@@ -94,26 +93,31 @@ def lint(
                 place,
             )
 
-        progress("tracing as configured")
-        base = traced({})
-        neutral, watched = dict(base["neutral"]), dict(base["watched"])
-        report.varied = len(neutral) + len(watched)
-        progress(f"tracing with {len(neutral)} neutral fields changed at once")
-        for _ in range(MAX_CULPRITS):
-            if same(base, traced(neutral)):
-                break
-            culprit = _culprit(base, neutral, traced, progress)
-            value = neutral.pop(culprit)
-            report.moved += differences(culprit, base, traced({culprit: value}))
-        progress(f"tracing with {len(watched)} watched fields changed at once")
-        other = traced(watched)
-        report.eager = len(set(base["eager"]) ^ set(other["eager"]))
-        if _graphs(base) != _graphs(other):
-            for name, value in watched.items():
-                single = traced({name: value})
-                if _graphs(base) != _graphs(single):
-                    report.baked += differences(name, base, single, eager=False)
+        judge(report, traced, progress)
         return report
+
+
+def judge(report: LintReport, traced: Callable[[Mapping[str, Any]], Trace], progress: Callable[[str], None]) -> None:
+    """Trace with other values and enter what they move into the report. `traced(changes)` is one trace."""
+    progress("tracing as configured")
+    base = traced({})
+    neutral, watched = dict(base["neutral"]), dict(base["watched"])
+    report.varied = len(neutral) + len(watched)
+    progress(f"tracing with {len(neutral)} neutral fields changed at once")
+    for _ in range(MAX_CULPRITS):
+        if same(base, traced(neutral)):
+            break
+        culprit = _culprit(base, neutral, traced, progress)
+        value = neutral.pop(culprit)
+        report.moved += differences(culprit, base, traced({culprit: value}))
+    progress(f"tracing with {len(watched)} watched fields changed at once")
+    other = traced(watched)
+    report.eager = len(set(base["eager"]) ^ set(other["eager"]))
+    if _graphs(base) != _graphs(other):
+        for name, value in watched.items():
+            single = traced({name: value})
+            if _graphs(base) != _graphs(single):
+                report.baked += differences(name, base, single, eager=False)
 
 
 def _graphs(trace: Trace) -> list[tuple[str, str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,7 +140,3 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         versions={**found["toolchain"]["versions"], "torchtitan": found["torchtitan"]},
         option_values=found["options"],
     )
-
-
-def current_environ() -> dict[str, str]:
-    return dict(os.environ)

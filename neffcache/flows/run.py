@@ -6,8 +6,7 @@ reports are watched; the first one that refuses ends all of them.
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import subprocess
 import sys
 import time
@@ -16,22 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, Usage
+import psutil
+
+from neffcache import variables
+from neffcache.errors import CommandFailed, Miss, Usage
 from neffcache.flows.check import refuse_damage
+from neffcache.flows.gate import summary
 from neffcache.flows.missed import keep_missed
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.warm import Progress, current_manifest, warm
-from neffcache.flows.workers import revive, scratch
+from neffcache.flows.workers import aside, scratch
 from neffcache.lifetime import end_group
-from neffcache.runtime import variables
-from neffcache.runtime.report import MISSED, TEXTS, RankReport, read_reports
+from neffcache.runtime.report import MISSED, TEXTS, RankReport, any_refused, read_reports
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
 from neffcache.store.view import View, materialise
 
-GRACE = 20.0
+GRACE = 10.0
 """Seconds that a job has to end by itself after one of its ranks refused."""
+
+TORCHRUN_GRACE = 35.0
+"""Seconds after SIGTERM; torchrun takes 30 to end ranks that do not listen."""
 
 ON_MISS = ("fail", "compile", "warn")
 
@@ -77,9 +82,10 @@ def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str
 
 def check_environment(environ: Mapping[str, str]) -> None:
     """Refuse settings under which the doors would stay shut. Raises Usage."""
-    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+    said = environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    if said != "1":  # torch loads no extension for any other value
         raise Usage(
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps neffcache out of the training process, so nothing could be proved",
+            f"TORCH_DEVICE_BACKEND_AUTOLOAD={said} keeps us out of the training process: nothing can be proved",
             hint="unset TORCH_DEVICE_BACKEND_AUTOLOAD",
         )
 
@@ -108,7 +114,7 @@ def run(
             hint="neffcache run CONFIG -- torchrun --nnodes ... COMMAND, on every node",
         )
     # A read-only store is read; what a run writes beside it goes to the system's temporary place.
-    with scratch(store.root / "tmp" if store.writable else Path(os.environ.get("TMPDIR", "/tmp"))) as place:
+    with scratch(store.root / "tmp" if store.writable else aside(environ)) as place:
         progress.note(FIRST_LINE[request.toolchain])
         job = resolve(request, environ, place)
         progress.note(job.describe())
@@ -124,7 +130,7 @@ def run(
         status, reports = _launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
         document = summary(job, manifest, reports, status, on_miss=on_miss)
         if on_miss == "compile" and store.writable and document["exit_code"] == 0:
-            kept = keep_missed(store, job, manifest, reports, environ, place / "reports" / MISSED, progress)
+            kept = keep_missed(store, job, reports, environ, place / "reports" / MISSED, progress)
             document["local_manifest"] = None if kept is None else kept.id
     return document
 
@@ -220,117 +226,28 @@ def _launch(
     deadline: float | None = None
     try:
         while (status := process.poll()) is None:
-            if deadline is None and any(r.state == "refused" for r in read_reports(reports).values()):
+            if deadline is None and any_refused(reports):
                 deadline = time.monotonic() + GRACE
             if deadline is not None and time.monotonic() > deadline:
-                end_group(process)
+                _end(process)
             time.sleep(0.1)
     except BaseException:
-        process.send_signal(signal.SIGTERM)
-        end_group(process)
+        _end(process)
         raise
-    end_group(process)
+    _end(process)
     return status, read_reports(reports)
 
 
-def summary(
-    job: Job, manifest: Manifest, reports: Mapping[int, RankReport], status: int, *, on_miss: str
-) -> dict[str, Any]:
-    """The gate: every local rank reported, each with hits = the graphs of its class and compiles = 0."""
-    local = job.request.placement.ranks_per_node
-    fault = _fault(manifest, reports, status, local, on_miss)
-    ranks = [
-        {
-            "rank": rank,
-            "class": report.rank_class,
-            "graphs": len(report.expected),
-            **report.counts(),
-            "state": report.state,
-            "identity": report.identity,
-            "missed": report.misses,
-            "compiler_processes": report.compiler_processes,
-        }
-        for rank, report in sorted(reports.items())
-    ]
-    stepped = [report for report in reports.values() if report.steps]
-    steady = [
-        later - earlier for report in stepped for earlier, later in zip(report.steps, report.steps[1:], strict=False)
-    ]
-    at_one = [report.at_step_one or {} for report in stepped]
-    losses: dict[str, float] = {}
-    for _, report in sorted(reports.items(), reverse=True):
-        losses.update(report.losses)
-    identities = {report.identity for report in reports.values()}
-    return {
-        "config": job.request.config,
-        "cache_key": job.key.cache_key,
-        "toolchain": "host",
-        "manifest": manifest.id,
-        "identity": "proved" if identities == {"proved"} and len(reports) == local else "unproved",
-        "step_one": {
-            "seconds": round(max((r.steps[0] - (r.built or 0.0) for r in stepped), default=0.0), 3),
-            "hits": sum(entry.get("hits", 0) for entry in at_one),
-            "compiles": sum(entry.get("compiles", 0) for entry in at_one),
-            "misses": sum(entry.get("misses", 0) for entry in at_one),
-            "load_seconds": round(max((r.loads for r in stepped), default=0.0), 3),
-            "text_seconds": round(max((r.texts for r in stepped), default=0.0), 3),
-        },
-        "steady_step_seconds": round(sorted(steady)[len(steady) // 2], 3) if steady else None,
-        "steps": max((len(report.steps) for report in stepped), default=0),
-        "losses": [losses[step] for step in sorted(losses, key=int)],
-        "ranks": ranks,
-        "replaced": list(job.replaced),
-        "command_status": status,
-        "exit_code": 0 if fault is None else fault.exit_code,
-        **({} if fault is None else {"error": fault.to_json()}),
-    }
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a launched command and every process below it.
 
-
-def _fault(
-    manifest: Manifest, reports: Mapping[int, RankReport], status: int, ranks: int, on_miss: str
-) -> NeffcacheError | None:
-    """Why the gate does not hold; the rank's own word first, then the command's, then the counts."""
-    refused = [report for _, report in sorted(reports.items()) if report.error is not None]
-    if refused:
-        first = refused[0]
-        assert first.error is not None
-        fault = revive(first.error)
-        fault.message = f"rank {first.rank}: {fault.message}"
-        fault.details.setdefault("ranks", [report.rank for report in refused])
-        return fault
-    if status != 0:
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        dead = [rank for rank, report in sorted(reports.items()) if not report.steps]
-        return CommandFailed(
-            f"the command {how}",
-            hint="its own output says why",
-            details={"command_status": status, "ranks_without_a_step": dead, "ranks_reported": sorted(reports)},
-        )
-    if len(reports) != ranks:
-        return Mismatch(
-            f"{len(reports)} of {ranks} ranks reported, so nothing is proved about the others",
-            hint="the command must start its ranks with RANK and LOCAL_RANK set, and import torch",
-            details={"ranks_reported": sorted(reports)},
-        )
-    for rank, report in sorted(reports.items()):
-        if on_miss == "fail" or not report.misses:
-            if report.compiles:
-                return Miss(
-                    f"rank {rank} compiled: {report.backend_compiles} graphs, "
-                    f"{len(report.compiler_processes)} compiler processes",
-                    hint="neffcache warm the configuration again",
-                    details={"rank": rank, "compiler_processes": report.compiler_processes[:20]},
-                )
-            if set(report.hits) != set(report.expected):
-                return Miss(
-                    f"rank {rank} used {len(report.hits)} of the {len(report.expected)} graphs of its class",
-                    hint="the command did not run a whole step of this job",
-                    details={"rank": rank, "unused": sorted(set(report.expected) - set(report.hits))},
-                )
-    return None
-
-
-def raise_for(document: Mapping[str, Any]) -> None:
-    """Raise the fault of a `run` document, if it has one."""
-    if document.get("error"):
-        raise revive(document["error"])
+    torchrun puts each rank into a session of its own and gives it 30 s; whoever survives that is killed.
+    """
+    below: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)
+    end_group(process, grace=TORCHRUN_GRACE)
+    for child in below:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(below, timeout=5)

@@ -43,12 +43,17 @@ class TracedGraph:
 
 @dataclass(frozen=True)
 class TracedJob:
-    """All graphs of a job. `eager` counts operators outside compiled regions, of rank 0. Seconds, bytes."""
+    """All graphs of a job.
+
+    `uncacheable` are graphs without a key, by name, with the reason; `eager` counts operators outside compiled regions,
+    of rank 0. Seconds, bytes.
+    """
 
     graphs: Mapping[str, TracedGraph]
     classes: tuple[RankClass, ...]
     representatives: tuple[int, ...]
     phases: tuple[str, ...]
+    uncacheable: Mapping[str, str]
     eager: Mapping[str, int]
     seconds: float
     peak_bytes: int
@@ -153,6 +158,7 @@ def _assembled(job: Job, traces: Mapping[int, Mapping[str, Any]], members: Mappi
         classes=tuple(RankClass(fold_ranks(ranks), dict(shape)) for shape, ranks in classes.items()),
         representatives=tuple(min(ranks) for ranks in classes.values()),
         phases=tuple(traces[first]["phases"]),
+        uncacheable={name: why for trace in traces.values() for name, why in trace["uncacheable"].items()},
         eager=traces[first]["eager"],
         seconds=max(trace["seconds"] for trace in traces.values()),
         peak_bytes=max(trace["peak_bytes"] for trace in traces.values()),
@@ -177,5 +183,5 @@ def _graph(job: Job, entry: Mapping[str, Any]) -> TracedGraph:
         settings=entry["settings"],
         text_file=Path(entry["text_file"]),
         payload=None if payload is None else Path(payload),
-        reason="" if payload else "its shapes are not static, and the host toolchain compiles static shapes only",
+        reason=entry["reason"],
     )

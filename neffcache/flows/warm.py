@@ -12,7 +12,7 @@ from typing import Any
 
 from neffcache.compile import pool
 from neffcache.compile.toolchain import Compiled, CompileRequest
-from neffcache.errors import Bug, NeffcacheError
+from neffcache.errors import Bug, NeffcacheError, Unsupported
 from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
@@ -20,7 +20,7 @@ from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
 from neffcache.store.index import Cost
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Artifact, GraphRecord, Manifest, Ref, manifest
+from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
 from neffcache.store.view import discard, materialise
 
 CHANNEL = "current"
@@ -59,13 +59,12 @@ class WarmResult:
     peak_rss_bytes: int = 0
     failures: list[NeffcacheError] = field(default_factory=list)
     eager: Mapping[str, int] = field(default_factory=dict)
-    ranks: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "config": self.job.request.config,
             "cache_key": self.job.key.cache_key,
-            "toolchain": "host",
+            "toolchain": self.job.request.toolchain,
             "toolchain_id": self.job.toolchain_id,
             "ranks": self.job.world_size,
             "graphs": {
@@ -151,7 +150,10 @@ def _build(
     result.trace_seconds, result.peak_rss_bytes, result.eager = traced.seconds, traced.peak_bytes, traced.eager
     have = {key for key in traced.graphs if usable(store, key)}
     progress.graphs(traced.graphs.values(), have)
-    result.total, result.hit = len(traced.graphs), len(have)
+    result.total, result.hit = len(traced.graphs) + len(traced.uncacheable), len(have)
+    for name, why in traced.uncacheable.items():
+        result.failed += 1
+        result.failures.append(Unsupported(f"graph {name} has no key: {why}", details={"class": "uncacheable"}))
     missing = [graph for key, graph in traced.graphs.items() if key not in have]
     if compile_missing:
         _compile(job, missing, store, place, jobs, progress, result)
@@ -172,9 +174,12 @@ def _build(
 
 
 def usable(store: LocalStore, key: str) -> bool:
-    """Whether a graph has a record and all its artifacts are there."""
-    record = store.get_graph(key)
-    return record is not None and all(store.has_blob(artifact.sha256) for artifact in record.artifacts)
+    """Whether a graph has a record and all its artifacts are there and whole; what is damaged goes to quarantine."""
+    try:
+        record = store.get_graph(key)
+        return record is not None and all(store.check_blob(artifact.sha256) for artifact in record.artifacts)
+    except Damaged:
+        return False
 
 
 def _compile(

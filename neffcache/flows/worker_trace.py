@@ -47,7 +47,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
             "text": graph.text.sha256,
             "nodes": graph.text.nodes,
             "inputs": graph.text.inputs,
-            "symbolic": graph.text.symbolic,
+            "reason": graph.reason,
             "settings": graph.settings,
             "env": digest(graph.settings),
         }
@@ -64,6 +64,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "rank": seen.rank,
         "graphs": graphs,
         "phases": list(seen.phases),
+        "uncacheable": dict(capture.uncacheable),
         "eager": dict(seen.eager),
         "seconds": seen.seconds,
         "peak_bytes": seen.peak_bytes,
@@ -89,9 +90,10 @@ def _replay(given: dict[str, Any]) -> Any:
             self.misses: list[str] = []
             self.compiles: list[str] = []
 
-        def compiler(self, kind: str, gm: Any, inputs: Sequence[Any], settings: dict[str, Any]) -> Callable[..., Any]:
+        def compiler(self, kind: str, gm: Any, inputs: Sequence[Any], settings: Any) -> Callable[..., Any]:
             text = canonical_text(gm)
-            key = compile_key(CompileComponents(text=text.sha256, toolchain=given["toolchain"], env=digest(settings)))
+            env = digest(settings())
+            key = compile_key(CompileComponents(text=text.sha256, toolchain=given["toolchain"], env=env))
             if key not in given["expected"]:
                 if key not in self.misses:
                     self.misses.append(key)

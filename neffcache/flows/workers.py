@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from neffcache import errors
-from neffcache.errors import Bug, NeffcacheError
+from neffcache.errors import Bug, NeffcacheError, StoreFault
 from neffcache.lifetime import die_with_parent, end_group
-
-NOT_INHERITED = ("NEFFCACHE_MANIFEST", "NEFFCACHE_RANK_PROCESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NGPU", "LOG_RANK")
+from neffcache.variables import without_rank
 
 
 class Worker:
@@ -35,7 +34,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env={name: value for name, value in environ.items() if name not in NOT_INHERITED},
+            env=without_rank(environ),
             start_new_session=True,
         )
 
@@ -103,6 +102,8 @@ def answer(work: Any) -> int:
         document: dict[str, Any] = {"result": work(json.loads(source.read_bytes()))}
     except NeffcacheError as fault:
         document = {"error": fault.to_json()}
+    except OSError as fault:
+        document = {"error": StoreFault(f"a worker could not read or write: {fault}").to_json()}
     temporary = target.with_suffix(".tmp")
     temporary.write_text(json.dumps(document))
     os.replace(temporary, target)

@@ -99,9 +99,43 @@ def lean(gm: torch.fx.GraphModule, text: GraphText) -> tuple[torch.fx.GraphModul
             outputs.append(("lean", len(results)))
             results.append(copies[value])
     graph.output(tuple(results))
-    module = torch.fx.GraphModule(gm, graph, class_name="Lean")
+    module = torch.fx.GraphModule(_attributes(gm, graph), graph, class_name="Lean")
     module.recompile()
     return module, Binding(tuple(inputs), tuple(outputs), {alias(text, use.slot): use.slot for use in text.groups})
+
+
+def _attributes(gm: torch.fx.GraphModule, graph: torch.fx.Graph) -> dict[str, Any]:
+    """The constants and sub-graphs that `graph` takes from `gm`, by name; sub-graphs are made lean too."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for name in str(node.target).split("."):
+                value = getattr(value, name)
+            found[str(node.target)] = _lean_subgraph(value, node) if isinstance(value, torch.fx.GraphModule) else value
+    return found
+
+
+def _lean_subgraph(gm: torch.fx.GraphModule, owner: torch.fx.Node) -> torch.fx.GraphModule:
+    """A sub-graph without what its process put beside the operators.
+
+    Raises Uncacheable for one that names process groups or brings settings of its own: neither is carried over.
+    """
+    if gm.meta:
+        raise Uncacheable(f"its sub-graph brings settings of its own ({', '.join(map(str, gm.meta))})", node=owner.name)
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        copies[node] = graph.node_copy(node, lambda old: copies[old])
+        copies[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        if node.op == "call_function":
+            named: list[str] = []
+            map_group_names(node, lambda name, named=named: named.append(name) or name)  # type: ignore[misc]
+            if named:
+                raise Uncacheable("a process group inside of a sub-graph", node=node.name)
+    module = torch.fx.GraphModule(_attributes(gm, graph), graph, class_name="LeanSubgraph")
+    module.recompile()
+    return module
 
 
 def _relative(ranks: tuple[int, ...]) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from neffcache.graph.uncacheable import Uncacheable
+from neffcache.key.canonical import digest
 
 NEUTRAL = {
     "trace": "dumps and logs of a compile",
@@ -72,13 +73,26 @@ def _deterministic() -> Any:
     return torch.utils.deterministic
 
 
+def _compiler() -> Any:
+    return torch.compiler.config
+
+
 def numeric_switches() -> dict[str, Any]:
-    """PyTorch's global switches that change lowering or the meaning of an operator."""
+    """PyTorch's global switches that change lowering or the meaning of an operator.
+
+    Raises Uncacheable when PyTorch itself cannot say what is set.
+    """
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError as fault:
+        raise Uncacheable(f"the float32 precision is set for each operator apart: {fault}") from None
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill_uninitialized_memory": bool(_deterministic().fill_uninitialized_memory),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": precision,
+        "threads": torch.get_num_threads(),
+        "compile_on_one_rank": bool(torch.compiler.config.compile_on_one_rank),
         "mkldnn": torch.backends.mkldnn.enabled,
         "default_dtype": str(torch.get_default_dtype()),
     }
@@ -98,6 +112,8 @@ def enforced(settings: Mapping[str, Any]) -> Iterator[None]:
     with config.patch({name: _restored(config, name, value) for name, value in settings["inductor"].items()}):
         _switch(settings["switches"])
         try:
+            if digest(current_settings()) != digest(dict(settings)):
+                raise Uncacheable("the settings of the capture cannot be brought about in a compile worker")
             yield
         finally:
             _switch(before)
@@ -117,4 +133,6 @@ def _switch(switches: Mapping[str, Any]) -> None:
     _deterministic().fill_uninitialized_memory = switches["fill_uninitialized_memory"]
     torch.set_float32_matmul_precision(switches["float32_matmul_precision"])
     torch.backends.mkldnn.enabled = switches["mkldnn"]
+    torch.set_num_threads(switches["threads"])
+    _compiler().compile_on_one_rank = switches["compile_on_one_rank"]
     torch.set_default_dtype(getattr(torch, switches["default_dtype"].removeprefix("torch.")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from neffcache.runtime import variables
+from neffcache import variables
 
 
 def autoload() -> None:

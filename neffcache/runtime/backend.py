@@ -9,11 +9,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from neffcache import variables
 from neffcache.errors import Usage
-from neffcache.runtime import variables
 
 
-def neffcache(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
+def neffcache(gm: Any, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
     from neffcache.runtime.doors import current_backend
 
     serve = current_backend()
@@ -23,4 +23,4 @@ def neffcache(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
             hint="start the program with: neffcache run CONFIG -- COMMAND",
             details={"variable": variables.MANIFEST, "set": variables.MANIFEST in os.environ},
         )
-    return serve(gm, example_inputs)
+    return serve(gm, example_inputs, options=options)

@@ -10,7 +10,7 @@ Opened by `autoload` when torch has been imported and before anything else of th
 
 from __future__ import annotations
 
-import json
+import atexit
 import os
 import sys
 import time
@@ -22,24 +22,27 @@ import torch
 import wrapt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from neffcache import variables
 from neffcache.compile.host.build import meta_path
 from neffcache.compile.host.identity import identity_in_rank
-from neffcache.compile.host.load import load_graph
-from neffcache.errors import Mismatch, Miss, NeffcacheError
+from neffcache.compile.host.load import bind_groups, load_graph
+from neffcache.errors import Bug, Mismatch, Miss, NeffcacheError, StoreFault
+from neffcache.graph.payload import Binding
 from neffcache.graph.settings import current_settings
-from neffcache.graph.text import canonical_text
+from neffcache.graph.text import GraphText, canonical_text
 from neffcache.graph.uncacheable import Uncacheable
 from neffcache.key.canonical import digest
-from neffcache.key.compare import Difference, differences
+from neffcache.key.compare import Difference
 from neffcache.key.job import CompileComponents, compile_key
-from neffcache.key.workload import workload_component
-from neffcache.runtime import fallback, variables
+from neffcache.runtime import fallback
+from neffcache.runtime.identity import place_differences, toolchain_differences, workload_differences
 from neffcache.runtime.processes import watch
 from neffcache.runtime.report import TEXTS, RankReport, ReportFile
 from neffcache.store.ranks import has_rank
-from neffcache.store.records import Manifest
+from neffcache.store.records import Manifest, decode
 from neffcache.trace import titan, torch_internals
-from neffcache.trace.document import workload_document
+
+Runs = Callable[[list[Any]], list[Any]]
 
 _doors: Doors | None = None
 
@@ -57,20 +60,26 @@ def open_doors() -> None:
     rank, local = int(environ.get("RANK", environ["LOCAL_RANK"])), int(environ["LOCAL_RANK"])
     report = ReportFile(Path(environ[variables.REPORTS]), RankReport(rank, local, os.getpid()))
     try:
-        manifest = Manifest.from_json(json.loads(path.read_bytes()))
-        _doors = Doors(manifest, path.parent, report, environ)
+        _doors = Doors(decode(Manifest, path.read_bytes()), path.parent, report, environ)
         _doors.open()
         report.save()
-    except NeffcacheError as fault:
-        refuse(report, fault)
+    except OSError as fault:
+        refuse(report, StoreFault(f"the view of this run cannot be read: {fault}"))
+    except Exception as fault:
+        refuse(report, as_neffcache_error(fault))
+
+
+def as_neffcache_error(fault: Exception) -> NeffcacheError:
+    if isinstance(fault, NeffcacheError):
+        return fault
+    return Bug(f"{type(fault).__name__} in a training process: {str(fault)[:300]}")
 
 
 def refuse(report: ReportFile, fault: NeffcacheError) -> None:
     """Write the fault into the report and end this rank: nobody waits in a collective for it."""
     report.report.error = fault.to_json()
-    report.save("refused")
+    report.refused()
     print(f"neffcache: rank {report.report.rank}: {fault.message}", file=sys.stderr, flush=True)
-    sys.stderr.flush()
     os._exit(fault.exit_code)
 
 
@@ -86,7 +95,7 @@ class Doors:
         self.reports = Path(environ[variables.REPORTS])
         self.on_miss = environ.get(variables.ON_MISS, "fail")
         self.toolchain = str(manifest.components["toolchain"]["sha256"])
-        self.loaded: dict[str, Callable[[list[Any]], list[Any]]] = {}
+        self.loaded: dict[str, tuple[Runs, Binding]] = {}
         # Before any program code: what a program changes later is in each graph's own settings.
         self.identity = identity_in_rank(manifest.components["toolchain"]["value"])
         self.backend = torch_internals.aot_backend(self.serve, current_settings)
@@ -99,48 +108,23 @@ class Doors:
     # --- opening --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        """Everything that can be known before the program runs is proved here. Raises NeffcacheError."""
         torch_internals.probe()
         watch(self.process_started)
-        self.check_world()
-        if different := self.toolchain_differences():
+        different = place_differences(self.manifest, self.environ) + toolchain_differences(self.manifest, self.identity)
+        if different:
             raise self.other_job(different)
+        if self.report.rank_class is None:
+            raise Mismatch(f"the manifest names no graphs for rank {self.report.rank}")
         torch_internals.static_shapes()
         torch_internals.replace_inductor(self.backend)
         register_optimizer_step_post_hook(self.step_done)
+        atexit.register(self.ended)
         if self.environ.get(variables.HARNESS) == "1":
             wrapt.register_post_import_hook(titan.use_cpu, "torchtitan.tools.utils")
         wrapt.register_post_import_hook(
             lambda module: titan.wrap_trainer(module, self.before_build, self.after_build), "torchtitan.trainer"
         )
-
-    def check_world(self) -> None:
-        """World size and rank are known before any model: refuse here what is another job."""
-        wanted = self.manifest.components["lnc"]["value"]["world_size"]
-        world = int(self.environ.get("WORLD_SIZE", "1"))
-        if world != wanted:
-            raise Mismatch(
-                f"the manifest is for {wanted} ranks, this job has {world}",
-                hint="warm the configuration for this world size",
-                details={"differences": [{"path": "lnc.world_size", "left": wanted, "right": world}]},
-            )
-        if self.report.rank_class is None:
-            raise Mismatch(f"the manifest names no graphs for rank {self.report.rank}")
-
-    # --- identity -------------------------------------------------------------------------------------------------
-
-    def before_build(self, config: Any) -> None:
-        """Prove, before any model is built, that this process is the job of the manifest; end it otherwise."""
-        try:
-            different = self.identity_differences(config)
-        except NeffcacheError as fault:
-            refuse(self.file, fault)
-            return
-        if different:
-            refuse(self.file, self.other_job(different))
-        self.report.identity = "proved"
-        if self.environ.get(variables.HARNESS) == "1":
-            titan.force_sum_reduction(config)
-        self.file.save("identified")
 
     def other_job(self, different: list[Difference]) -> Mismatch:
         self.report.identity = "refused"
@@ -154,111 +138,108 @@ class Doors:
             details={"differences": self.report.differences},
         )
 
-    def identity_differences(self, config: Any) -> list[Difference]:
-        """What differs between the manifest's workload and that of this process, field by field."""
-        found: list[Difference] = []
-        recorded = self.manifest.components
-        workload = workload_component(workload_document(config, self.environ))
-        if digest(workload) != recorded["workload"]["sha256"]:
-            found += differences(recorded["workload"]["value"], workload)
-        return found
+    # --- the Trainer ----------------------------------------------------------------------------------------------
 
-    def toolchain_differences(self) -> list[Difference]:
-        if self.identity.id == self.toolchain:
-            return []
-        recorded = self.manifest.components["toolchain"]["value"]
-        return differences(recorded, dict(self.identity.value), path="toolchain")
+    def before_build(self, config: Any) -> None:
+        """Prove, before any model is built, that this process is the job of the manifest; end it otherwise."""
+        try:
+            if different := workload_differences(self.manifest, config, self.environ):
+                raise self.other_job(different)
+        except Exception as fault:
+            refuse(self.file, as_neffcache_error(fault))
+        self.report.identity = "proved"
+        if self.environ.get(variables.HARNESS) == "1":
+            titan.force_sum_reduction(config)
+        self.file.save("identified")
 
     def after_build(self, trainer: Any) -> None:
         self.report.built = self.file.now()
-        titan.watch_losses(trainer, self.loss_seen)
+        titan.watch_losses(trainer, self.file.loss)
         self.file.save("built")
-
-    def loss_seen(self, step: int, loss: float) -> None:
-        self.report.losses[str(step)] = loss
-        self.file.save()
 
     # --- serving --------------------------------------------------------------------------------------------------
 
     def serve(
-        self, kind: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
-    ) -> Callable[[list[Any]], list[Any]]:
+        self, kind: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: Callable[[], dict[str, Any]]
+    ) -> Runs:
         """The compiled form of a flat graph: from the view, else by the policy for a miss."""
         started = time.perf_counter()
         try:
-            text = canonical_text(gm)
+            text, using = canonical_text(gm), settings()
         except Uncacheable as fault:
-            return self.missed("uncacheable", kind, fault, gm, None, settings)
-        key = compile_key(CompileComponents(text=text.sha256, toolchain=self.toolchain, env=digest(settings)))
+            return self.missed("uncacheable", kind, fault, gm, None, {})
+        key = compile_key(CompileComponents(text=text.sha256, toolchain=self.toolchain, env=digest(using)))
         self.report.texts = round(self.report.texts + time.perf_counter() - started, 4)
-        if key in self.loaded:
-            return self.loaded[key]
-        if key not in self.report.expected:
-            unknown = Miss(f"graph {key} ({kind}) is not in the manifest {self.manifest.id[:12]}")
-            return self.missed(key, kind, unknown, gm, text, settings)
-        if not (self.view / "host" / meta_path(key)).exists():
-            absent = Miss(f"graph {key} ({kind}) has no artifact in the view")
-            return self.missed(key, kind, absent, gm, text, settings)
-        started = time.perf_counter()
         try:
-            run = load_graph(self.view / "host", key, text)
-        except NeffcacheError as damaged:
-            refuse(self.file, damaged)
+            if key not in self.loaded:
+                why = self.lacks(key, kind)
+                if why is not None:
+                    return self.missed(key, kind, why, gm, text, using)
+                self.load(key, text)
+            run, binding = self.loaded[key]
+            # Equal graphs may stand on different groups: one artifact is bound to one of them.
+            bind_groups(binding, text)
+        except Exception as fault:
+            refuse(self.file, as_neffcache_error(fault))
             raise
-        self.report.loads = round(self.report.loads + time.perf_counter() - started, 4)
-        self.loaded[key] = run
-        self.report.hits.append(key)
-        self.file.save()
         return run
 
+    def lacks(self, key: str, kind: str) -> Miss | None:
+        """Why this graph cannot be served, or None."""
+        if key not in self.report.expected:
+            return Miss(f"graph {key} ({kind}) is not in the manifest {self.manifest.id[:12]}")
+        if not (self.view / "host" / meta_path(key)).exists():
+            return Miss(f"graph {key} ({kind}) has no artifact in the view")
+        return None
+
+    def load(self, key: str, text: GraphText) -> None:
+        started = time.perf_counter()
+        self.loaded[key] = load_graph(self.view / "host", key, text)
+        self.report.loads = round(self.report.loads + time.perf_counter() - started, 4)
+        self.report.hits.append(key)
+        self.file.save()
+
     def missed(
-        self, key: str, kind: str, fault: NeffcacheError, gm: Any, text: Any, settings: dict[str, Any]
-    ) -> Callable[[list[Any]], list[Any]]:
+        self,
+        key: str,
+        kind: str,
+        fault: NeffcacheError,
+        gm: torch.fx.GraphModule,
+        text: GraphText | None,
+        settings: dict[str, Any],
+    ) -> Runs:
+        """Refuse, or compile: apart and shared where the graph can be written down, else in this process."""
         entry = {
             "compile_key": key,
             "kind": kind,
             "name": torch_internals.compile_name(gm, kind),
             "reason": fault.message,
-            "nearest": self.nearest(text),
+            "nearest": None
+            if text is None
+            else fallback.nearest_record(self.reports / TEXTS, self.report.expected, text.text),
         }
         self.report.misses.append(entry)
+        self.file.save()
         if self.on_miss == "fail":
-            self.file.save()
-            refuse(
-                self.file,
-                Miss(
-                    fault.message,
-                    hint="neffcache warm the configuration again, or run with --on-miss compile",
-                    details=entry,
-                ),
-            )
-        self.file.save()
-        try:
-            run = fallback.compile_here(
-                key,
-                text,
-                gm,
-                settings,
-                self.manifest.components["toolchain"]["value"],
-                reports=self.reports,
-                compiling=self.compiling,
-            )
-        except NeffcacheError as broken:
-            refuse(self.file, broken)
-            raise
-        self.loaded[key] = run
-        self.file.save()
-        return run
+            hint = "neffcache warm the configuration again, or run with --on-miss compile"
+            refuse(self.file, Miss(fault.message, hint=hint, details=entry))
+        if text is None or text.symbolic:
+            self.compiling()
+            return torch_internals.compile_in_place(gm)
+        self.loaded[key] = fallback.compile_here(
+            key,
+            text,
+            gm,
+            settings,
+            self.manifest.components["toolchain"]["value"],
+            reports=self.reports,
+            compiling=self.compiling,
+        )
+        return self.loaded[key][0]
 
     def compiling(self) -> None:
         self.report.backend_compiles += 1
         self.file.save()
-
-    def nearest(self, text: Any) -> dict[str, Any] | None:
-        """The record of this rank's class with the most like text: its key and the first line that differs."""
-        if text is None:
-            return None
-        return fallback.nearest_record(self.reports / TEXTS, self.report.expected, text.text)
 
     # --- what is counted ------------------------------------------------------------------------------------------
 
@@ -267,6 +248,7 @@ class Doors:
             return
         if compiles:
             self.report.compiler_processes.append(" ".join(command)[:300])
+            self.file.save()
         else:
             self.report.other_processes += 1
 
@@ -274,11 +256,9 @@ class Doors:
         """A step ends when the first optimizer that ever stepped steps again: containers hold several."""
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
-        if id(optimizer) != self._first_optimizer:
-            return
-        self.report.steps.append(self.file.now())
-        if len(self.report.steps) == 1:
-            self.report.at_step_one = self.report.counts()
-            self.file.save("step_one")
-        else:
-            self.file.save("stepping")
+        if id(optimizer) == self._first_optimizer:
+            self.file.step()
+
+    def ended(self) -> None:
+        if os.getpid() == self.report.pid:
+            self.file.save("ended")

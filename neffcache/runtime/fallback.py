@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neffcache import variables
 from neffcache.compile.host.load import load_graph
 from neffcache.errors import CompileFailed
 from neffcache.graph.difference import first_difference, nearest
-from neffcache.graph.payload import pack
+from neffcache.graph.payload import Binding, pack
 from neffcache.graph.text import GraphText
 from neffcache.key.canonical import digest
-from neffcache.runtime import variables
 from neffcache.runtime.report import MISSED
 from neffcache.store.root import kernel_lock
 
@@ -37,21 +37,19 @@ def nearest_record(texts: Path, keys: Sequence[str], text: str) -> dict[str, Any
 
 def compile_here(
     key: str,
-    text: GraphText | None,
+    text: GraphText,
     gm: Any,
     settings: Mapping[str, Any],
     toolchain: Mapping[str, Any],
     *,
     reports: Path,
     compiling: Callable[[], None],
-) -> Callable[[list[Any]], list[Any]]:
+) -> tuple[Callable[[list[Any]], list[Any]], Binding]:
     """Compile a graph in a process of its own and load it here; ranks of a node that want the same one share it.
 
     Calls `compiling()` when it is this rank that compiles. The files stay in the run's own directory: whoever launched
     the job makes records of them, a rank never writes a store. Raises CompileFailed.
     """
-    if text is None or text.symbolic:
-        raise CompileFailed(f"graph {key} has no canonical text or no static shapes, so it cannot be compiled apart")
     place = reports / MISSED / key
     place.mkdir(parents=True, exist_ok=True)
     with kernel_lock(place.with_suffix(".lock"), 0o600, timeout=LOCK_TIMEOUT):
@@ -71,10 +69,9 @@ def _compile(
     (place / "graph.json").write_text(
         json.dumps({"text": text.sha256, "env": digest(settings), "nodes": text.nodes, "inputs": text.inputs})
     )
-    not_a_rank = (variables.MANIFEST, variables.RANK_PROCESS, "LOCAL_RANK", "RANK", "WORLD_SIZE")
     done = subprocess.run(
         [sys.executable, "-m", "neffcache.compile.host.worker", key, str(place)],
-        env={name: value for name, value in os.environ.items() if name not in not_a_rank},
+        env=variables.without_rank(os.environ),
         capture_output=True,
         text=True,
         check=False,

@@ -18,60 +18,76 @@ COMPILERS = re.compile(
 )
 """Base names of programs that compile, assemble or link."""
 
-QUERIES = frozenset(
-    {"--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpspecs", "-E", "-M", "-MM", "-###"}
-)
-"""Arguments with which such a program answers a question or preprocesses."""
+DRIVERS = frozenset({"ninja", "make", "gmake", "cmake", "bazel"})
+"""Programs that start compilers of their own, in processes that this one does not see."""
 
+WRAPPERS = frozenset({"env", "nice", "ionice", "ccache", "sccache", "timeout", "time", "stdbuf", "nohup", "taskset"})
+SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+SEPARATORS = re.compile(r"&&|\|\||[;|&\n()]")
+
+QUERIES = frozenset({"--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpspecs", "-###"})
+"""Arguments with which a compiler answers a question."""
+
+PREPROCESSES = frozenset({"-E", "-M", "-MM"})
 QUERY_PREFIXES = ("-print-", "--print-", "-dump", "--help=")
-_NOT_QUERIES_WITH = ("-c", "-o", "-S", "-shared", "compile")
+_WORKS = ("-c", "-o", "-S", "-shared", "compile")
 
 
 def is_compile(arguments: Sequence[str]) -> bool:
     """Whether this command line compiles, assembles or links something."""
     words = [os.fsdecode(word) for word in arguments]
-    while words and os.path.basename(words[0]) in ("env", "nice", "ccache", "sccache", "sh", "bash", "dash"):
-        shell = os.path.basename(words[0]) in ("sh", "bash", "dash")
-        words = words[1:]
-        if shell and words and words[0] == "-c" and len(words) > 1:
-            words = _words(words[1])
-        while words and (words[0].startswith("-") or "=" in words[0]):
-            words = words[1:]
-    if not words or not COMPILERS.match(os.path.basename(words[0])):
+    if not words:
         return False
-    given = words[1:]
-    preprocesses = "-E" in given or "-M" in given or "-MM" in given
-    if preprocesses:
+    name, given = os.path.basename(words[0]), words[1:]
+    if name in SHELLS:
+        script = given[given.index("-c") + 1] if "-c" in given[:-1] else ""
+        return any(is_compile(_words(part)) for part in SEPARATORS.split(script))
+    if name in WRAPPERS:
+        return any(is_compile(given[place:]) for place, word in enumerate(given) if _is_program(word))
+    if name in DRIVERS:
+        return "--version" not in given
+    if not COMPILERS.match(name) or PREPROCESSES.intersection(given):
         return False
     asks = any(word in QUERIES or word.startswith(QUERY_PREFIXES) for word in given)
-    works = any(word in _NOT_QUERIES_WITH for word in given)
-    return bool(given) and (works or not asks)
+    return bool(given) and (any(word in _WORKS for word in given) or not asks)
+
+
+def _is_program(word: str) -> bool:
+    name = os.path.basename(word)
+    return bool(COMPILERS.match(name)) or name in DRIVERS or name in SHELLS or name in WRAPPERS
 
 
 def _words(line: str) -> list[str]:
+    """The words of one shell command, without the assignments before it."""
     try:
-        return shlex.split(line)
+        words = shlex.split(line)
     except ValueError:
-        return line.split()
+        words = line.split()
+    while words and re.match(r"\w+=", words[0]):
+        words = words[1:]
+    return words
 
 
 def watch(seen: Callable[[list[str], bool], None]) -> None:
     """Call `seen(command line, is a compile)` for every process that this one starts, from now on and for good."""
 
     def hook(event: str, args: tuple[object, ...]) -> None:
+        program: object
         words: object
         if event == "subprocess.Popen" or event in ("os.posix_spawn", "os.exec"):
-            executable, words = args[0], args[1]
+            program, words = args[0], args[1]
         elif event == "os.system":
-            executable, words = None, args[0]
+            program, words = None, args[0]
         else:
             return
         if isinstance(words, (str, bytes)):
-            line = _words(os.fsdecode(words))
+            line = ["sh", "-c", os.fsdecode(words)]
         elif isinstance(words, (list, tuple)):
             line = [os.fsdecode(word) if isinstance(word, (str, bytes, os.PathLike)) else str(word) for word in words]
         else:
-            line = [str(executable)]
-        seen(line, is_compile(line))
+            line = [str(program)]
+        # What runs is the program, whatever its first argument calls it.
+        started = [os.fsdecode(program), *line[1:]] if isinstance(program, (str, bytes)) else line
+        seen(line, is_compile(line) or is_compile(started))
 
     sys.addaudithook(hook)

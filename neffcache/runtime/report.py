@@ -16,6 +16,16 @@ MISSED = "missed"
 """Beside the reports: what ranks had to compile, one directory a compile key."""
 
 
+REFUSED = "refused-"
+"""Beside the reports: `refused-<rank>` stands when a rank ended itself; the launcher looks for it."""
+
+KEPT = 100
+"""Losses and step times that a report keeps from the beginning; of later ones it keeps the last."""
+
+QUIET = 1.0
+"""Seconds between two writes of a report once training goes on."""
+
+
 @dataclass
 class RankReport:
     """One rank's record of a run.
@@ -40,11 +50,11 @@ class RankReport:
     loads: float = 0.0
     texts: float = 0.0
     built: float | None = None
+    step_count: int = 0
     steps: list[float] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     at_step_one: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
-    replaced: list[str] = field(default_factory=list)
 
     @property
     def compiles(self) -> int:
@@ -61,6 +71,7 @@ class ReportFile:
         self._path = directory / f"rank-{report.rank}.json"
         self.report = report
         self.started = time.monotonic()
+        self._saved = 0.0
 
     def now(self) -> float:
         return round(time.monotonic() - self.started, 4)
@@ -68,9 +79,37 @@ class ReportFile:
     def save(self, state: str | None = None) -> None:
         if state is not None:
             self.report.state = state
+        self._saved = time.monotonic()
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps({"schema": 1, **asdict(self.report)}))
         os.replace(temporary, self._path)
+
+    def refused(self) -> None:
+        """Save, and leave the mark that the launcher looks for."""
+        self.save("refused")
+        (self._path.parent / f"{REFUSED}{self.report.rank}").touch()
+
+    def step(self) -> None:
+        """One more step is done. The first is written at once, later ones now and then."""
+        report = self.report
+        report.step_count += 1
+        if len(report.steps) >= KEPT:
+            report.steps.pop()
+        report.steps.append(self.now())
+        if report.step_count == 1:
+            report.at_step_one = report.counts()
+            self.save("step_one")
+        elif time.monotonic() - self._saved > QUIET:
+            self.save("stepping")
+
+    def loss(self, step: int, loss: float) -> None:
+        """The loss of a step, as the trainer logged it."""
+        losses = self.report.losses
+        if len(losses) >= KEPT:
+            losses.popitem()
+        losses[str(step)] = loss
+        if time.monotonic() - self._saved > QUIET:
+            self.save()
 
 
 def read_reports(directory: Path) -> dict[int, RankReport]:
@@ -81,3 +120,8 @@ def read_reports(directory: Path) -> dict[int, RankReport]:
         document.pop("schema")
         found[document["rank"]] = RankReport(**document)
     return found
+
+
+def any_refused(directory: Path) -> bool:
+    """Whether a rank has ended itself."""
+    return next(directory.glob(f"{REFUSED}*"), None) is not None

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neffcache.graph.payload import pack
 from neffcache.graph.text import GraphText, canonical_text
+from neffcache.graph.uncacheable import Uncacheable
 from neffcache.key.canonical import digest
 from neffcache.trace import torch_internals
 
@@ -28,6 +29,7 @@ class CapturedGraph:
     text: GraphText
     settings: dict[str, Any]
     payload: bytes | None
+    reason: str = ""
 
     def identity(self) -> tuple[str, str]:
         return self.text.sha256, digest(self.settings)
@@ -41,19 +43,38 @@ class Capture:
     phase: str = "first_step"
     graphs: dict[tuple[str, str], CapturedGraph] = field(default_factory=dict)
     calls: int = 0
+    uncacheable: dict[str, str] = field(default_factory=dict)
 
     def compiler(
-        self, kind: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
+        self, kind: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: torch_internals.Settings
     ) -> Callable[..., Any]:
-        """A compiler for `torch_internals.aot_backend`: keeps the graph, returns a callable of shapes only."""
+        """A compiler for `torch_internals.aot_backend`: keeps the graph, returns a callable of shapes only.
+
+        A graph that cannot be written down is kept by name, with the reason.
+        """
         self.calls += 1
-        text = canonical_text(gm)
-        identity = text.sha256, digest(settings)
+        name = torch_internals.compile_name(gm, kind)
+        try:
+            text, using = canonical_text(gm), settings()
+        except Uncacheable as fault:
+            self.uncacheable[name] = fault.message
+            return shapes_only(gm)
+        identity = text.sha256, digest(using)
         if identity not in self.graphs:
-            name = torch_internals.compile_name(gm, kind)
-            payload = pack(gm, text) if self.payloads and not text.symbolic else None
-            self.graphs[identity] = CapturedGraph(kind, name, self.phase, text, settings, payload)
+            payload, reason = self._payload(gm, text)
+            self.graphs[identity] = CapturedGraph(kind, name, self.phase, text, using, payload, reason)
         return shapes_only(gm)
+
+    def _payload(self, gm: torch.fx.GraphModule, text: GraphText) -> tuple[bytes | None, str]:
+        """The graph as bytes, or why this toolchain cannot compile it apart."""
+        if not self.payloads:
+            return None, ""
+        if text.symbolic:
+            return None, "its shapes are not static, and the host toolchain compiles static shapes only"
+        try:
+            return pack(gm, text), ""
+        except Uncacheable as fault:
+            return None, fault.message
 
 
 def shapes_only(gm: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -27,7 +28,10 @@ ALWAYS = ("torchtitan", "spmd_types")
 """Packages whose code makes the graphs of every TorchTitan job."""
 
 VERSIONED = ("torchao", "torchdata", "tyro", "transformers", "fla", "einops", "helion", "triton")
-"""Packages that a configuration may pull in and that the toolchain does not count: by version, when imported."""
+"""Packages that a configuration may pull in and that the toolchain does not count: by version, when installed.
+
+Not by what happens to be imported: that depends on who asks first.
+"""
 
 
 def workload_document(config: Any, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -44,17 +48,16 @@ def workload_document(config: Any, environ: Mapping[str, str]) -> dict[str, Any]
         "sources": sources(packages),
         "environment": graph_environment(environ),
         "torchtitan": titan.version(),
-        "packages": {name: _version(name) for name in VERSIONED if name in sys.modules},
+        "packages": {name: version for name in VERSIONED if (version := _version(name))},
     }
 
 
 def _version(name: str) -> str:
-    import importlib.metadata
-
+    """The installed version, "" when there is none."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return str(getattr(sys.modules[name], "__version__", "unknown"))
+        return ""
 
 
 def encode(value: Any, packages: set[str], path: str) -> Any:

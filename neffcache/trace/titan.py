@@ -6,6 +6,7 @@ what is private or may move is listed in `TOUCHED` and probed: an unknown TorchT
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -16,6 +17,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -195,21 +197,20 @@ def option_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def find_module(function: str) -> str:
-    """The TorchTitan module whose registry has a configuration of this name; Usage when none or several have."""
+    """The TorchTitan module whose registry has a configuration of this name; Usage when none or several have.
+
+    Registries are read, not imported: an import of all of them would change the process that asks.
+    """
     from torchtitan.experiments import _supported_experiments
     from torchtitan.models import _supported_models
 
     names: list[str] = []
     found: list[str] = []
-    for module in (*sorted(_supported_models), *sorted(_supported_experiments)):
-        for prefix in ("torchtitan.models", "torchtitan.experiments"):
-            try:
-                registry = importlib.import_module(f"{prefix}.{module}.config_registry")
-            except ImportError:
-                continue
-            names += [name for name in vars(registry) if not name.startswith("_")]
-            value = getattr(registry, function, None)
-            if callable(value) and getattr(value, "__module__", None) == registry.__name__:
+    for folder, modules in (("models", _supported_models), ("experiments", _supported_experiments)):
+        for module in sorted(modules):
+            known = _registry_functions(folder, module)
+            names += known
+            if function in known:
                 found.append(module)
     if len(found) == 1:
         return found[0]
@@ -223,6 +224,18 @@ def find_module(function: str) -> str:
         f"TorchTitan {version()} has no configuration {function}",
         hint=f"did you mean {near[0]}?" if near else "module:config names one outside TorchTitan",
     )
+
+
+def _registry_functions(folder: str, module: str) -> list[str]:
+    """The public functions that a module's config_registry.py defines, [] when it has none."""
+    import torchtitan
+
+    assert torchtitan.__file__ is not None
+    path = Path(torchtitan.__file__).parent.joinpath(folder, *module.split("."), "config_registry.py")
+    if not path.is_file():
+        return []
+    tree = ast.parse(path.read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
 
 
 def mesh_degrees(config: Any) -> dict[str, int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from neffcache.probing import require
 CHECKED_ON = "2.14"
 TOUCHED = (
     ("torch._inductor.compile_fx", "compile_fx"),
+    ("torch._inductor", "standalone_compile"),
     ("torch._dynamo.backends.common", "aot_autograd"),
     ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
     ("torch.distributed._functional_collectives", "_are_we_tracing"),
@@ -44,8 +45,12 @@ TOUCHED = (
     ("torch._functorch.config", "get_config_copy"),
 )
 
-Compiler = Callable[[str, torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Callable[..., Any]]
-"""(kind, flat graph, fake inputs, settings) -> a boxed callable. kind: forward, backward or inference."""
+Settings = Callable[[], dict[str, Any]]
+Compiler = Callable[[str, torch.fx.GraphModule, Sequence[Any], Settings], Callable[..., Any]]
+"""(kind, flat graph, fake inputs, settings) -> a boxed callable. kind: forward, backward or inference.
+
+`settings()` reads the settings of this compile; it may raise Uncacheable.
+"""
 
 
 def probe() -> None:
@@ -53,17 +58,33 @@ def probe() -> None:
     require(TOUCHED, library="torch", version=torch.__version__, checked=CHECKED_ON)
 
 
-def aot_backend(compiler: Compiler, settings: Callable[[], dict[str, Any]]) -> Callable[..., Any]:
-    """A Dynamo backend that hands every flat AOTAutograd graph to `compiler`.
+def aot_backend(compiler: Compiler, settings: Settings) -> Callable[..., Any]:
+    """A Dynamo backend (graph, inputs, options=...) that hands every flat AOTAutograd graph to `compiler`.
 
-    `settings()` is read while the compile is in flight, with the options of this `torch.compile` call applied.
+    `options` are those of the `torch.compile` call; they count in the settings of all its graphs, the backward graph
+    too, which AOTAutograd lowers later.
     """
+    from torch._inductor import config
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
+        patches = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+
+        def with_options() -> dict[str, Any]:
+            with config.patch(patches):
+                return settings()
+
+        return _aot_autograd(compiler, with_options)(gm, inputs)
+
+    return backend
+
+
+def _aot_autograd(compiler: Compiler, settings: Settings) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def of_kind(kind: str) -> Callable[..., Any]:
         def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            run = compiler(kind, gm, inputs, settings())
+            run = compiler(kind, gm, inputs, settings)
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
 
@@ -94,16 +115,13 @@ def stock_inductor() -> Iterator[None]:
 
 def replace_inductor(backend: Callable[..., Any]) -> Callable[[], None]:
     """Let `torch.compile(backend="inductor")` call `backend`; returns the function that undoes it."""
-    from torch._inductor import config
-
     inductor: Any = importlib.import_module("torch._inductor.compile_fx")
     original = inductor.compile_fx
 
     def compile_fx(model: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **given: Any) -> Any:
         if getattr(_bypass, "depth", 0):
             return original(model, inputs, *args, **given)
-        with config.patch(given.get("config_patches") or {}):
-            return backend(model, inputs)
+        return backend(model, inputs, options=given.get("config_patches"))
 
     inductor.compile_fx = compile_fx
 
@@ -111,6 +129,24 @@ def replace_inductor(backend: Callable[..., Any]) -> Callable[[], None]:
         inductor.compile_fx = original
 
     return undo
+
+
+def compile_in_place(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Let stock Inductor compile a flat graph in this process, inside the compile that is in flight; keeps nothing.
+
+    What `torch.fx.passes.regional_inductor` does for a region. Raises what Inductor raises.
+    """
+    inductor: Any = importlib.import_module("torch._inductor")
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    with stock_inductor():
+        compiled = inductor.standalone_compile(gm, inputs, dynamic_shapes="from_tracing_context", aot=False)
+
+    def run(given: list[Any]) -> Any:
+        values = list(given)
+        given.clear()
+        return compiled(*values)
+
+    return run
 
 
 def static_shapes() -> None:

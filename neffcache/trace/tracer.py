@@ -10,13 +10,14 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from neffcache.errors import Unsupported
+from neffcache.errors import NeffcacheError, Unsupported
 from neffcache.graph.settings import current_settings
 from neffcache.trace import titan, torch_internals
 from neffcache.trace.capture import Capture, CapturedGraph, EagerOps
@@ -58,9 +59,11 @@ def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: boo
     phases: list[str] = []
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
-            trainer = config.build()
+            trainer = _reasoned(config.build)
             stack.enter_context(ops)
-            for phase in titan.run_fake_steps(trainer, fake):
+            steps = titan.run_fake_steps(trainer, fake)
+            while True:
+                phase = _reasoned(lambda: next(steps))
                 added = [g for g in capture.graphs.values() if g.phase == capture.phase]
                 phases.append(phase)
                 if len(phases) > 1 and not added:
@@ -85,3 +88,25 @@ def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: boo
         seconds=round(time.perf_counter() - started, 3),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+T = TypeVar("T")
+
+
+def _reasoned(work: Callable[[], T]) -> T:
+    """What `work` gives; whatever it raises becomes Unsupported with the reason, our own errors stay themselves."""
+    try:
+        return work()
+    except NeffcacheError:
+        raise
+    except Exception as fault:
+        inner: BaseException | None = fault
+        while inner is not None:
+            if isinstance(inner, NeffcacheError):
+                raise inner from None
+            inner = getattr(inner, "inner_exception", None) or inner.__cause__
+        first = next(iter(str(fault).strip().splitlines()), "")
+        raise Unsupported(
+            f"this configuration cannot be traced: {type(fault).__name__}: {first[:300]}",
+            details={"log": "".join(traceback.format_exception(fault))[-20000:]},
+        ) from fault

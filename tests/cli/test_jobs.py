@@ -56,6 +56,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TracedGraph]
             classes=(RankClass("0-3", {"first_step": keys}),),
             representatives=(0,),
             phases=("first_step",),
+            uncacheable={},
             eager={},
             seconds=1.0,
             peak_bytes=1,

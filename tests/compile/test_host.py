@@ -38,7 +38,7 @@ def function(x, w, scale):
 def compiler(kind, gm, inputs, settings):
     text = canonical_text(gm)
     (place / "payload").write_bytes(pack(gm, text))
-    (place / "settings.json").write_text(json.dumps(settings))
+    (place / "settings.json").write_text(json.dumps(settings()))
     (place / "toolchain.json").write_text(json.dumps(dict(identity.identity({"OMP_NUM_THREADS": "1"}, 4).value)))
     (place / "text").write_text(text.text)
     return lambda given: gm(*given)
@@ -66,7 +66,7 @@ def function(x, w, scale):
     return torch.softmax(x @ w, -1) * scale, x, 3
 
 def compiler(kind, gm, inputs, settings):
-    return load_graph(place / "host", key, canonical_text(gm))
+    return load_graph(place / "host", key, canonical_text(gm))[0]
 
 torch_internals.replace_inductor(torch_internals.aot_backend(compiler, current_settings))
 torch.manual_seed(0)
@@ -153,7 +153,7 @@ def test_a_worker_that_is_another_toolchain_refuses(compiled: Path, tmp_path: Pa
 def loaded(place: Path, text: Any) -> Callable[..., Any]:
     from neffcache.compile.host.load import load_graph
 
-    return load_graph(place / "host", KEY, text)
+    return load_graph(place / "host", KEY, text)[0]
 
 
 @pytest.fixture
@@ -189,8 +189,10 @@ def test_one_alias_never_means_two_groups(monkeypatch: pytest.MonkeyPatch) -> No
     from neffcache.graph.payload import Binding
     from neffcache.graph.text import GraphText, GroupUse
 
+    ranks = {"7": (0, 1), "8": (1, 2), "9": (0, 1)}
     registered: list[str] = []
     monkeypatch.setattr(load, "_bound", {})
+    monkeypatch.setattr(load, "group_ranks", ranks.__getitem__)
     monkeypatch.setattr(
         load.torch_internals, "register_group", lambda name, group: registered.append(f"{name}={group}")
     )
@@ -198,9 +200,9 @@ def test_one_alias_never_means_two_groups(monkeypatch: pytest.MonkeyPatch) -> No
     binding = Binding((), (), {"alias": 0})
     here = GraphText("", "0" * 64, 0, 0, (GroupUse("7", "2:1", 0),), False)
     load.bind_groups(binding, here)
-    load.bind_groups(binding, here)
-    assert registered == ["alias=7"]
-    with pytest.raises(Mismatch, match="share one compiled graph"):
+    load.bind_groups(binding, replace(here, groups=(GroupUse("9", "2:1", 0),)))
+    assert registered == ["alias=7"], "another name of the same members is the same group"
+    with pytest.raises(Mismatch, match=r"\[0, 1\] and \[1, 2\], share one compiled graph"):
         load.bind_groups(binding, replace(here, groups=(GroupUse("8", "2:1", 0),)))
 
 
@@ -218,6 +220,14 @@ def test_settings_reach_the_key_and_the_compiler() -> None:
     assert digest(other) != digest(plain)
     with config.patch("_micro_pipeline_tp", True):
         assert digest(current_settings()) != digest(plain)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert digest(current_settings()) != digest(plain)
+        with enforced(plain):
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(threads)
     with config.patch("compile_threads", 77):
         assert digest(current_settings()) == digest(plain)
     torch.use_deterministic_algorithms(True)

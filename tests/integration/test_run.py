@@ -22,10 +22,9 @@ pytestmark = pytest.mark.integration
 
 def current(store: Path) -> Manifest:
     local = LocalStore.open(store, writable=True, given=True)
-    (pointer,) = local.pointers()
-    found = local.get_manifest(pointer.manifest)
-    assert found is not None
-    return found
+    found = [local.get_manifest(pointer.manifest) for pointer in local.pointers()]
+    (compiled,) = [entry for entry in found if entry is not None and entry.compile_keys()]
+    return compiled
 
 
 def without_one_graph(store: Path) -> str:
@@ -91,8 +90,13 @@ def test_four_ranks_hit_on_step_one_and_start_no_compiler(warmed: Warmed, store:
     """The real run's compile keys are those of the fake trace: every rank hits all of its class and misses none."""
     answer = neffcache(store, "run", CONFIG, "--steps", "3", "--set", "debug.seed=7")
     assert_warm(answer, warmed.answer.document["graphs"]["total"])
-    assert len(answer.document["losses"]) == 3
     assert answer.document["steps"] == 3
+    eager = ("--set", "compile.enable=false")
+    assert neffcache(store, "warm", CONFIG, *eager).code == 0
+    plain = neffcache(store, "run", CONFIG, "--steps", "3", "--set", "debug.seed=7", *eager)
+    assert plain.code == 0, plain.stderr
+    assert answer.document["losses"] == pytest.approx(plain.document["losses"], rel=5e-4)
+    assert len(plain.document["losses"]) == 3
 
 
 def test_the_store_may_be_read_only(warmed: Warmed, tmp_path: Path) -> None:
@@ -230,6 +234,15 @@ def test_a_rank_that_is_killed_fails_the_command(
     answer = neffcache(store, "run", CONFIG, "--", *instead_of_titan(command_line(), program))
     assert answer.code == 9, answer.stderr
     assert answer.document["command_status"] != 0
+
+
+def test_a_command_that_only_imports_torch_proves_nothing(store: Path, tmp_path: Path) -> None:
+    program = tmp_path / "nothing.py"
+    program.write_text("import torch")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(program))
+    answer = neffcache(store, "run", CONFIG, "--", *launcher)
+    assert answer.code == 5
+    assert "did not prove" in answer.document["error"]["message"]
 
 
 def test_a_command_that_trains_nothing_proves_nothing(store: Path) -> None:

@@ -226,3 +226,18 @@ def test_the_harness_says_what_it_replaces(config: Any) -> None:
     assert not replaced["data loader"].changes_meaning
     settings = titan.replacement_settings(config, list(replaced.values()))
     assert any("flex_to_sdpa" in entry for entry in settings["override.imports"])
+
+
+def test_a_lint_varies_what_the_key_leaves_out_and_nothing_that_counts(config: Any) -> None:
+    from neffcache.trace import variation
+
+    changed = copy.deepcopy(config)
+    neutral, watched = variation.variations(changed)
+    assert {"training.steps", "dump_folder", "validator.freq"} <= set(neutral)
+    assert any(path.endswith(".lr") for path in watched)
+    before = key(changed)
+    variation.apply(changed, neutral)
+    assert key(changed) == before
+    assert changed.training.steps != config.training.steps
+    variation.apply(changed, dict(list(watched.items())[:1]))
+    assert key(changed) != before

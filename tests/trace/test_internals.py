@@ -48,7 +48,7 @@ def test_replacing_inductor_reaches_torch_compile_and_is_undone() -> None:
 
     seen: list[str] = []
 
-    def backend(gm: Any, inputs: Any) -> Any:
+    def backend(gm: Any, inputs: Any, options: Any) -> Any:
         seen.append("here")
         return gm.forward
 
@@ -60,20 +60,40 @@ def test_replacing_inductor_reaches_torch_compile_and_is_undone() -> None:
     assert seen == ["here"]
 
 
-def test_options_of_one_compile_are_seen_as_settings() -> None:
+def test_options_of_one_compile_count_in_all_its_graphs() -> None:
     from neffcache.graph.settings import current_settings
     from neffcache.trace import torch_internals
 
     seen: list[Any] = []
 
-    def compiler(kind: str, gm: Any, inputs: Any, settings: dict[str, Any]) -> Any:
-        seen.append(settings["inductor"]["max_autotune"])
+    def compiler(kind: str, gm: Any, inputs: Any, settings: Any) -> Any:
+        seen.append((kind, settings()["inductor"]["fallback_random"]))
         return lambda given: gm(*given)
 
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(compiler, current_settings))
     try:
-        torch.compile(lambda x: x * 2)(torch.ones(2))
-        torch.compile(lambda x: x * 3, options={"max_autotune": True})(torch.ones(2))
+        x = torch.ones(2, requires_grad=True)
+        torch.compile(lambda x: (x * 2).sin())(x).sum().backward()
+        torch.compile(lambda x: (x * 3).sin(), options={"fallback_random": True})(x).sum().backward()
     finally:
         undo()
-    assert seen == [False, True]
+    assert seen == [("forward", False), ("backward", False), ("forward", True), ("backward", True)]
+
+
+def test_a_graph_that_has_no_text_can_be_compiled_in_place() -> None:
+    from neffcache.graph.settings import current_settings
+    from neffcache.trace import torch_internals
+
+    def compiler(kind: str, gm: Any, inputs: Any, settings: Any) -> Any:
+        return torch_internals.compile_in_place(gm)
+
+    undo = torch_internals.replace_inductor(torch_internals.aot_backend(compiler, current_settings))
+    try:
+        x = torch.randn(8, 4)
+        torch._dynamo.mark_dynamic(x, 0)
+        function = torch.compile(lambda x: torch.softmax(x, -1) * 2, fullgraph=True)
+        with torch.no_grad():
+            assert torch.allclose(function(x), torch.softmax(x, -1) * 2)
+            assert torch.allclose(function(x[:5].clone()), torch.softmax(x[:5], -1) * 2)
+    finally:
+        undo()

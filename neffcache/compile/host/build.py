@@ -56,7 +56,14 @@ def compile_graph(request: CompileRequest, into: Path) -> Compiled:
             hint="this is what its environment makes of it; see `neffcache env`",
             details={"differences": [entry.to_json() for entry in different]},
         )
-    payload = unpack(request.payload.read_bytes())
+    try:
+        payload = unpack(request.payload.read_bytes())
+    except Exception as fault:
+        raise CompileFailed(
+            f"the graph of {request.compile_key} cannot be read in a compile worker: {type(fault).__name__}: {fault}",
+            hint="an operator of its own must be importable without the program that defines it",
+            details={"compile_key": request.compile_key, "class": "unreadable"},
+        ) from fault
     meta = compile_payload(payload, request.settings, into, request.compile_key)
     products = [
         Product(STORE, code_path(request.compile_key), into / "code"),

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from neffcache.compile.host import torch_internals
 from neffcache.compile.toolchain import Identity
 from neffcache.errors import Unsupported
 from neffcache.key.canonical import digest, sha256_hex
@@ -117,7 +118,11 @@ def _identity(compiled_by: Mapping[str, Any], threads: int) -> Identity:
 
     value = {
         "name": NAME,
-        "torch": {"version": torch.__version__, "git": torch.version.git_version or ""},
+        "torch": {
+            "version": torch.__version__,
+            "git": torch.version.git_version or "",
+            "sources": torch_internals.source_digest(),
+        },
         "python": sysconfig.get_config_var("SOABI") or "",
         "libc": "-".join(platform.libc_ver()),
         "compiler": dict(compiled_by),

@@ -17,15 +17,17 @@ from neffcache.compile.host import build, torch_internals
 from neffcache.errors import Mismatch, StoreFault
 from neffcache.graph.payload import Binding
 from neffcache.graph.text import GraphText
+from neffcache.graph.torch_internals import group_ranks
 
-_bound: dict[str, str] = {}
+_bound: dict[str, tuple[int, ...]] = {}
 
 
-def load_graph(host: Path, compile_key: str, text: GraphText) -> Callable[[list[Any]], list[Any]]:
+def load_graph(host: Path, compile_key: str, text: GraphText) -> tuple[Callable[[list[Any]], list[Any]], Binding]:
     """The compiled graph `compile_key` of a view's `host` directory, bound to this process's groups.
 
-    `text` is the canonical form of the graph that asks; its groups get the artifact's aliases.
-    Raises StoreFault when a file is missing or does not belong.
+    `text` is the canonical form of the graph that asks; its groups get the artifact's aliases. Whoever uses the result
+    for another graph of the same key must `bind_groups` for that one too.
+    Raises StoreFault when a file is missing or does not belong, Mismatch for another build of torch.
     """
     try:
         meta = json.loads((host / build.meta_path(compile_key)).read_bytes())
@@ -47,7 +49,9 @@ def load_graph(host: Path, compile_key: str, text: GraphText) -> Callable[[list[
             raise StoreFault(f"the artifact of {compile_key} lacks its library {missing}") from None
         except AssertionError as fault:
             raise Mismatch(f"the artifact of {compile_key} was made by another build of torch ({fault})") from None
-    return caller(artifact, binding)
+        except (OSError, ImportError) as fault:
+            raise StoreFault(f"the artifact of {compile_key} cannot be loaded: {fault}") from None
+    return caller(artifact, binding), binding
 
 
 def caller(artifact: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], list[Any]]:
@@ -72,11 +76,12 @@ def bind_groups(binding: Binding, text: GraphText) -> None:
     """
     for name, slot in binding.groups.items():
         live = next(use.name for use in text.groups if use.slot == slot)
+        ranks = group_ranks(live)
         if name not in _bound:
             torch_internals.register_group(name, torch_internals.find_group(live))
-            _bound[name] = live
-        elif _bound[name] != live:
+            _bound[name] = ranks
+        elif _bound[name] != ranks:
             raise Mismatch(
-                f"two process groups of this rank ({_bound[name]} and {live}) share one compiled graph",
+                f"two process groups of this rank, {list(_bound[name])} and {list(ranks)}, share one compiled graph",
                 hint="this mesh cannot share the graph; please report it with the configuration",
             )

@@ -27,6 +27,7 @@ CHECKED_ON = "2.14"
 TOUCHED = (
     ("torch._inductor", "standalone_compile"),
     ("torch._inductor", "CompiledArtifact"),
+    ("torch._inductor.codecache", "torch_key"),
     ("torch._inductor.codecache", "CppCodeCache.load_async"),
     ("torch._inductor.codecache", "CppCodeCache._load_library"),
     ("torch._inductor.cpp_builder", "get_cpp_compiler"),
@@ -76,6 +77,13 @@ def standalone_compile(module: torch.fx.GraphModule, inputs: list[torch.Tensor])
     """Inductor's own way to a compiled graph that can be saved."""
     inductor: Any = importlib.import_module("torch._inductor")
     return inductor.standalone_compile(module, inputs, dynamic_shapes="from_example_inputs", aot=True)
+
+
+def source_digest() -> str:
+    """Torch's own digest of its Python sources, Inductor's among them: a patched torch of the same version differs."""
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
+    key: bytes = codecache.torch_key()
+    return key.hex()
 
 
 def register_group(name: str, group: Any) -> None:
