@@ -5,7 +5,7 @@ module = "llama3"                     # TorchTitan's --module
 
 [[run]]
 name = "llama3_8b"                    # what a user types
-config = "llama3_8b"                  # the registry function; default: the name
+config = "llama3_8b"                  # the registry function, by default the name; `module` too
 instance = "trn2.48xlarge"            # and target, lnc, nodes, world_size: placement when nothing else is said
 set = {"parallelism.tensor_parallel_degree" = 4}
 """
@@ -28,6 +28,7 @@ from neffcache.errors import Usage
 class _RunEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: str
     config: str = ""
+    module: str = ""
     about: str = ""
     target: str | None = None
     lnc: int | None = None
@@ -83,7 +84,7 @@ def load(folders: Iterable[Path]) -> dict[str, WarmerRun]:
                 found[entry.name] = WarmerRun(
                     name=entry.name,
                     family=family.family,
-                    module=family.module,
+                    module=entry.module or family.module,
                     config=entry.config or entry.name,
                     settings=flat(entry.set),
                     placement=placement,

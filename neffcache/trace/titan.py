@@ -109,6 +109,10 @@ def use_cpu(utils: Any = None) -> None:
 # --- configuration ------------------------------------------------------------------------------------------------
 
 
+_CHOICE = 4
+"""Words that choose a configuration: --module M --config C. What fails with them alone is no fault of an option."""
+
+
 def load_config(arguments: Sequence[str]) -> Any:
     """The Trainer.Config that TorchTitan's own command line would make of `arguments`; Usage when it refuses them."""
     from torchtitan.config import ConfigManager
@@ -123,12 +127,15 @@ def load_config(arguments: Sequence[str]) -> Any:
             hint="neffcache key CONFIG --json shows every option of a configuration that it accepts",
         ) from None
     except (ValueError, AssertionError) as fault:
-        raise Usage(f"TorchTitan refuses this configuration: {fault}") from None
+        own = len(arguments) <= _CHOICE and "not found" not in str(fault)
+        raise (Unsupported if own else Usage)(f"TorchTitan refuses this configuration: {fault}") from None
     except ImportError as fault:
-        if fault.name and not fault.name.startswith("torchtitan"):
+        said_so = re.match(r"(\w+) is not installed", str(fault))
+        package = said_so[1] if said_so else fault.name
+        if package and not package.startswith("torchtitan"):
             raise Unsupported(
-                f"this configuration needs the package {fault.name}, which is not installed",
-                details={"package": fault.name},
+                f"this configuration needs the package {package}, which is not installed",
+                details={"package": package},
             ) from None
         raise Usage(f"TorchTitan cannot find this configuration: {fault}") from None
 

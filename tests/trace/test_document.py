@@ -213,6 +213,19 @@ def test_what_torchtitan_refuses_is_said_in_its_words() -> None:
     assert "helptext" not in caught.value.message
 
 
+def test_a_configuration_that_needs_a_missing_package_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="needs the package torchao") as caught:
+        titan.load_config(["--module", "llama3", "--config", "llama3_405b"])
+    assert caught.value.details["package"] == "torchao"
+
+
+def test_our_own_405b_is_torchtitan_s_without_float8() -> None:
+    made = titan.load_config(["--module", "neffcache.trace.registry", "--config", "llama3_405b_bf16"])
+    assert made.model_spec.flavor == "405B"
+    assert len(made.model_spec.model.layers) == 126
+    assert "Float8" not in str(documents.encode(made, set(), "config"))
+
+
 def test_an_unknown_configuration_is_refused_with_the_likely_one() -> None:
     with pytest.raises(Usage) as caught:
         titan.find_module("llama3_9b")
