@@ -135,7 +135,8 @@ def _identity(compiled_by: Mapping[str, Any], threads: int) -> Identity:
                 for name, value in functorch.get_config_copy().items()
                 if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None)))
             },
-            "switches": numeric_switches(),
+            # The thread count has a field of its own here: of a rank, not of the process that resolves.
+            "switches": {name: value for name, value in numeric_switches().items() if name != "threads"},
         },
         "environment": {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ},
     }
