@@ -43,6 +43,8 @@ def test_ctrl_c_ends_all_workers_and_a_rerun_does_the_rest(warmed: Warmed, tmp_p
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background may have left this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     done = 0
