@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx
-from torch.library import _scoped_library as scoped_library
+from torch import library as torch_registry
 
 from neffcache.errors import Unsupported
 from neffcache.graph import torch_internals
@@ -179,7 +179,7 @@ def test_inputs_that_cannot_be_described_are_refused() -> None:
 @pytest.mark.fast
 def test_an_operator_that_is_not_torchs_counts_with_its_schema() -> None:
     def written(schema: str) -> str:
-        with scoped_library("neffcache_test", "DEF") as library:
+        with torch_registry._scoped_library("neffcache_test", "DEF") as library:
             library.define(schema)
             build = Build()
             node = build.call(torch.ops.neffcache_test.op.default, build.input(), 1)
