@@ -34,7 +34,6 @@ def test_llama3_8b_at_both_lncs(warmed_8b: Warmed) -> None:
     assert one.document["graphs"]["hit"] == one.document["graphs"]["total"] == 4
 
 
-@pytest.mark.skip(reason="waited for the wrong line; rewritten and not yet run, so it claims nothing")
 def test_ctrl_c_ends_all_workers_and_a_rerun_does_the_rest(warmed: Warmed, tmp_path: Path) -> None:
     root = tmp_path / "store"
     process = subprocess.Popen(
