@@ -117,6 +117,7 @@ class Doors:
         if self.report.rank_class is None:
             raise Mismatch(f"the manifest names no graphs for rank {self.report.rank}")
         torch_internals.static_shapes()
+        torch_internals.no_unread_log_lines()
         torch_internals.replace_inductor(self.backend)
         register_optimizer_step_post_hook(self.step_done)
         atexit.register(self.ended)

@@ -9,6 +9,8 @@ What is touched, and why a public way does not serve:
   they take every eager collective for a traced one and wait at once; a real run hands the first compiled block an
   AsyncCollectiveTensor, so its graph differs.
 - `torch._inductor.config` and `torch._functorch.config`: settings that change generated code.
+- `torch._dynamo.symbolic_convert.get_funcname`: tokenizes each source file that Dynamo meets, for a line of a log that
+  is nearly always off.
 
 `probe()` fails loudly, by name, when one of them has moved.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +41,8 @@ TOUCHED = (
     ("torch._guards", "CompileContext"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
+    ("torch._dynamo.symbolic_convert", "get_funcname"),
+    ("torch._dynamo.output_graph", "trace_call_log"),
     ("torch._dynamo.config", "automatic_dynamic_shapes"),
     ("torch._dynamo.config", "assume_static_by_default"),
     ("torch._dynamo.config", "fail_on_recompile_limit_hit"),
@@ -159,6 +164,19 @@ def static_shapes() -> None:
 
     config.automatic_dynamic_shapes = False
     config.assume_static_by_default = True
+
+
+def no_unread_log_lines() -> None:
+    """Spare Dynamo the search for function names that only a debug log would show (5 % of a warm first step)."""
+    convert: Any = importlib.import_module("torch._dynamo.symbolic_convert")
+    log = importlib.import_module("torch._dynamo.output_graph").trace_call_log
+    find = convert.get_funcname
+
+    def get_funcname(filename: str, lineno: int) -> str | None:
+        name: str | None = find(filename, lineno) if log.isEnabledFor(logging.DEBUG) else None
+        return name
+
+    convert.get_funcname = get_funcname
 
 
 def compile_name(gm: torch.fx.GraphModule, kind: str) -> str:

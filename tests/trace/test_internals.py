@@ -97,3 +97,14 @@ def test_a_graph_that_has_no_text_can_be_compiled_in_place() -> None:
             assert torch.allclose(function(x[:5].clone()), torch.softmax(x[:5], -1) * 2)
     finally:
         undo()
+
+
+def test_function_names_are_looked_up_only_for_a_log_that_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = importlib.import_module("torch._dynamo.symbolic_convert")
+    log = importlib.import_module("torch._dynamo.output_graph").trace_call_log
+    monkeypatch.setattr(convert, "get_funcname", convert.get_funcname)
+    here = test_function_names_are_looked_up_only_for_a_log_that_is_on.__code__
+    importlib.import_module("neffcache.trace.torch_internals").no_unread_log_lines()
+    assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1) is None
+    monkeypatch.setattr(log, "isEnabledFor", lambda level: True)
+    assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1).endswith(here.co_name)
