@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from neffcache.key.canonical import digest
+from neffcache.store.native import Rules
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,52 @@ class Toolchain(Protocol):
     def identity(self, environ: Mapping[str, str], world_size: int) -> Identity: ...
 
     def environment(self, environ: Mapping[str, str], world_size: int) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a compiler says of one process, since that process started.
+
+    `compiles` are compilations that it began, whatever came of them; `hits` and `misses` are look-ups in its own cache
+    (a miss need not compile: a rank may wait for a sibling); `keys` its own names of the graphs that this process used,
+    None when it does not tell; `errors` are compile errors that it met; `detail` is every count that it gave.
+    """
+
+    compiles: int
+    hits: int
+    misses: int
+    keys: frozenset[str] | None = None
+    errors: int = 0
+    detail: Mapping[str, int] = field(default_factory=dict)
+
+
+class NativeStore(Protocol):
+    """The capability `native_store`: a compiler that owns cache directories.
+
+    Modules that implement it import no torch at their top: only `counters` runs in a training process.
+    """
+
+    rules: Sequence[Rules]
+    """One for each directory; a directory lies at <stores>/<rules.name>."""
+
+    overlay: bool
+    """Whether the compiler writes into its directories even when all is there (locks): each run gets its own copy."""
+
+    refuses_compilers: bool
+    """Whether a compile is known before it begins (a compiler process that the audit hook sees), so that a strict run
+    ends before it. Without it `counters` are watched each second, and one compile may begin."""
+
+    def environment(self, stores: Path, private: Path) -> dict[str, str]:
+        """The variables that point the compiler to its directories below `stores`, set before Python starts.
+
+        What must be writable and local to this host (lock directories) goes below `private`.
+        """
+        ...
+
+    def check_environment(self, environ: Mapping[str, str]) -> None:
+        """Refuse settings of the user under which the compiler would not use these directories. Raises Usage."""
+        ...
+
+    def counters(self) -> Counters:
+        """Read in the training process, at any time; cheap enough for once a second."""
+        ...
