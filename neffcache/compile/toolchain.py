@@ -79,13 +79,15 @@ class Counters:
 
     `compiles` are compilations that it began, whatever came of them; `hits` and `misses` are look-ups in its own cache
     (a miss need not compile: a rank may wait for a sibling); `keys` its own names of the graphs that this process used,
-    None when it does not tell; `errors` are compile errors that it met; `detail` is every count that it gave.
+    None when it does not tell, and `others` those of its other entries; `errors` are compile errors that it met;
+    `detail` is every count that it gave.
     """
 
     compiles: int
     hits: int
     misses: int
     keys: frozenset[str] | None = None
+    others: frozenset[str] = frozenset()
     errors: int = 0
     detail: Mapping[str, int] = field(default_factory=dict)
 
@@ -117,6 +119,6 @@ class NativeStore(Protocol):
         """Refuse settings of the user under which the compiler would not use these directories. Raises Usage."""
         ...
 
-    def counters(self) -> Counters:
-        """Read in the training process, at any time; cheap enough for once a second."""
+    def counters(self, *, names: bool = True) -> Counters:
+        """Read in the training process at any time; without `names` (no keys) cheap enough for once a second."""
         ...

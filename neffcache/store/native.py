@@ -21,19 +21,19 @@ from typing import Literal, Protocol
 from neffcache.errors import StoreFault
 from neffcache.store.files import Identity, hash_regular, storage
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Artifact, Damaged, Manifest, check_relative_path
+from neffcache.store.records import Artifact, Damaged, Manifest, RankClass, check_relative_path
 from neffcache.store.view import View, materialise
 
 Verdict = Literal["artifact", "marker", "transient", "incomplete", "foreign"]
 """What a file is to its compiler: a result; an empty file whose existence says something; a lock, log or temporary; a
 result that is not finished; nothing that the rules know."""
 
-Reason = Literal["transient", "incomplete", "foreign", "empty", "locked", "moving", "unused", "irregular"]
-"""Why a file is left out: the last five are found by looking, whatever the rules say."""
+Reason = Literal["transient", "incomplete", "foreign", "empty", "locked", "moving", "broken", "unused", "irregular"]
+"""Why a file is left out: the last six are found by looking, whatever its name says."""
 
 
 class Rules(Protocol):
-    """One cache directory of a compiler. Paths are relative to it, with `/`; nothing here opens a file."""
+    """One cache directory of a compiler. Paths are relative to it, with `/`; only `whole` opens a file."""
 
     name: str
     """Name of the store in manifests and views, `[a-z][a-z0-9_-]*`."""
@@ -44,6 +44,10 @@ class Rules(Protocol):
 
     def locks(self, path: str) -> Sequence[str]:
         """The lock files whose holder may be writing `path`; a held one (flock) makes it incomplete."""
+        ...
+
+    def whole(self, path: str, file: Path) -> bool:
+        """Whether an artifact's content is all there, as far as its format tells: a killed writer leaves a beginning."""
         ...
 
     def graph(self, path: str) -> str | None:
@@ -76,9 +80,9 @@ def collect(
 ) -> Collected:
     """Keep the complete files of `stores`/<rules.name>/ as blobs; call it when the compiler's processes have ended.
 
-    A file is complete when its rules call it an artifact (or a marker), no lock of it is held, it is a regular file,
-    not empty (a marker may be), and is the same file with the same content at two looks, the second of which is the
-    copy into the store. `used` are the graph keys that the compiler itself says this job used: files that belong to
+    A file is complete when its rules call it an artifact (or a marker) and find it whole, no lock of it is held, it is
+    a regular file, not empty (a marker may be), and is the same file with the same content at two looks, the second of
+    which is the copy into the store. `used` are the graph keys that the compiler itself says this job used: files that belong to
     another graph are left out (None: it cannot say, everything in the directory is this job's).
     Raises StoreFault.
     """
@@ -140,6 +144,8 @@ def look(
                 continue
             if hashed is None or hashed[1] != Identity.of(status):
                 left[path] = "moving"
+            elif status.st_size and not rule.whole(path, directory / path):
+                left[path] = "broken"
             else:
                 mode = 0o555 if status.st_mode & 0o111 else 0o444
                 complete[path] = _Look(hashed[1], hashed[0], mode)
@@ -190,6 +196,23 @@ def added(stores: Path, rules: Iterable[Rules], manifest: Manifest) -> list[str]
         names = frozenset(present)
         found += [f"{rule.name}/{path}" for path in present if rule.verdict(path, names) == "artifact"]
     return sorted(set(found) - known)
+
+
+EXTRA = "native"
+"""Name of what a native manifest says beyond artifacts: in each rank class, {phase: [the compiler's keys]}."""
+
+
+def graph_keys(entry: RankClass) -> dict[str, tuple[str, ...]]:
+    """The compiler's own keys of the graphs of a rank class by phase; {} when it does not tell, or has no such store."""
+    said = entry.extra.get(EXTRA)
+    phases = said.get("phases", {}) if isinstance(said, Mapping) else {}
+    return {str(phase): tuple(str(key) for key in keys) for phase, keys in phases.items()}
+
+
+def all_graph_keys(manifest: Manifest) -> tuple[str, ...]:
+    """Every such key of a manifest, once."""
+    found = (key for entry in manifest.rank_classes for keys in graph_keys(entry).values() for key in keys)
+    return tuple(dict.fromkeys(found))
 
 
 def overlay(store: LocalStore, manifest: Manifest, place: Path, *, partial: bool = False) -> View:
