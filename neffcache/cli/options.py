@@ -64,6 +64,7 @@ _JOB_OPTIONS = (
         show_default=True,
         help="Compiler.",
     ),
+    click.option("--native", is_flag=True, help="Keep and serve the compiler's own cache, not graphs compiled by us."),
     click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A TorchTitan option; repeatable."),
     click.option("--option", "options", multiple=True, metavar="OPTION", help="A compiler option (--option=-O1)."),
 )
@@ -74,7 +75,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_job(*args: Any, **given: Any) -> Any:
-        names = ("lnc", "target", "instance", "nodes", "world_size", "toolchain", "sets", "options")
+        names = ("lnc", "target", "instance", "nodes", "world_size", "toolchain", "native", "sets", "options")
         chosen = {name: given.pop(name) for name in names}
 
         def choose(config: str) -> Request:

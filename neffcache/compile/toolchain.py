@@ -95,7 +95,8 @@ class Counters:
 class NativeStore(Protocol):
     """The capability `native_store`: a compiler that owns cache directories.
 
-    Modules that implement it import no torch at their top: only `counters` runs in a training process.
+    Modules that implement it import no torch at their top: only `counters` runs in a training process, and while the
+    compiler is not imported there it imports nothing and counts nothing.
     """
 
     rules: Sequence[Rules]
@@ -107,6 +108,9 @@ class NativeStore(Protocol):
     refuses_compilers: bool
     """Whether a compile is known before it begins (a compiler process that the audit hook sees), so that a strict run
     ends before it. Without it `counters` are watched each second, and one compile may begin."""
+
+    misses_repeat: bool
+    """Whether each run from a complete view has exactly the misses of the replay; not where ranks wait for another."""
 
     def environment(self, stores: Path, private: Path) -> dict[str, str]:
         """The variables that point the compiler to its directories below `stores`, set before Python starts.

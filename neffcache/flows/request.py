@@ -15,7 +15,10 @@ from neffcache.key.target import Placement, resolve_placement
 
 @dataclass(frozen=True)
 class Request:
-    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form."""
+    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form.
+
+    `native`: the compiler's own cache is kept and served, where the toolchain could do either.
+    """
 
     config: str
     module: str
@@ -25,6 +28,7 @@ class Request:
     toolchain: str
     options: Options
     dropped: tuple[str, ...] = field(default=())
+    native: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The semantic fields only: this document names a ref and may leave the machine."""
@@ -38,6 +42,7 @@ class Request:
             "world_size": self.placement.world_size,
             "toolchain": self.toolchain,
             "options": list(self.options.tokens),
+            **({"native": True} if self.native else {}),
         }
 
     @property
@@ -76,6 +81,7 @@ def make_request(
     world_size: int | None = None,
     toolchain: str = "host",
     options: Sequence[str] = (),
+    native: bool = False,
     environ: Mapping[str, str],
 ) -> Request:
     """The request of these options, on top of the warmer's run of that name.
@@ -106,4 +112,5 @@ def make_request(
         toolchain=toolchain,
         options=final,
         dropped=tuple(f"{entry.option}: {entry.reason}" for entry in final.dropped),
+        native=native,
     )

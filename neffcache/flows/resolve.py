@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from neffcache.compile.host.native import InductorStore as HostStore
+from neffcache.compile.stores import native_store
+from neffcache.compile.toolchain import NativeStore
 from neffcache.errors import Unsupported, Usage
 from neffcache.flows.request import Request
 from neffcache.flows.workers import call
@@ -36,6 +39,11 @@ class Job:
         return self.key.components["toolchain"].sha256
 
     @property
+    def native_store(self) -> NativeStore | None:
+        """The compiler-owned store that this job keeps and serves, None when its artifacts are ours."""
+        return native_store(self.key.components["toolchain"].value)
+
+    @property
     def world_size(self) -> int:
         return self.request.placement.world_size
 
@@ -46,6 +54,7 @@ class Job:
             f"{self.request.config}: {self.world_size} ranks ({mesh or 'no parallelism'}), "
             f"{self.request.placement.target} at LNC {self.request.placement.lnc}; "
             f"torch {self.versions['torch']}, TorchTitan {self.versions['torchtitan']}, {self.versions['compiler']}"
+            + ("; the compiler's own cache" if self.native_store is not None else "")
         )
 
 
@@ -90,11 +99,11 @@ def titan_installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "torchtitan"))
 
 
-def toolchain_environment(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
+def toolchain_environment(environ: Mapping[str, str], world_size: int, *, native: bool = False) -> dict[str, str]:
     """What the host toolchain needs in the environment, before Python imports torch."""
     from neffcache.compile.host.identity import environment
 
-    return environment(environ, world_size)
+    return environment(environ, world_size, native=native)
 
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
@@ -105,7 +114,9 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
             hint="pip install 'neffcache[host]'; without it: neffcache check --by-ref, ls, show, verify",
         )
     world = request.placement.world_size
-    environment = toolchain_environment(environ, world)
+    if request.native:
+        HostStore().check_environment(environ)
+    environment = toolchain_environment(environ, world, native=request.native)
     found = call(
         "neffcache.flows.worker_resolve",
         {
@@ -114,6 +125,7 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
             "settings": dict(request.settings),
             "world_size": world,
             "cpu": True,
+            "native": request.native,
         },
         {**environ, **environment},
         directory,

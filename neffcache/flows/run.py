@@ -6,78 +6,44 @@ reports are watched; the first one that refuses ends all of them.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from neffcache import variables
-from neffcache.errors import CommandFailed, Miss, Usage
+from neffcache.compile.toolchain import NativeStore
+from neffcache.errors import Miss, Usage
 from neffcache.flows.check import refuse_damage
 from neffcache.flows.gate import summary
+from neffcache.flows.launch import default_command, launch, run_environment
 from neffcache.flows.missed import keep_missed
+from neffcache.flows.native import blank_manifest, prove, used_keys
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.warm import Progress, current_manifest, warm
 from neffcache.flows.workers import aside, scratch
-from neffcache.lifetime import end_group
-from neffcache.runtime.report import MISSED, TEXTS, RankReport, any_refused, read_reports
+from neffcache.runtime.report import MISSED, TEXTS, RankReport
 from neffcache.store.local import LocalStore
+from neffcache.store.native import added, collect, overlay
 from neffcache.store.records import Manifest
 from neffcache.store.view import View, materialise
-
-GRACE = 10.0
-"""Seconds that a job has to end by itself after one of its ranks refused."""
-
-TORCHRUN_GRACE = 35.0
-"""Seconds after SIGTERM; torchrun takes 30 to end ranks that do not listen."""
 
 ON_MISS = ("fail", "compile", "warn")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that a launch needs: the job, its manifest and view, and the exact environment."""
+    """All that a launch needs: the job, its manifest and view, and the exact environment.
+
+    `stores` are the directories of a compiler that owns its cache: the view, or this run's own copy of it.
+    """
 
     job: Job
     manifest: Manifest
     view: View
+    stores: Path
     environment: Mapping[str, str]
     command: tuple[str, ...]
-
-
-def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[str, str]:
-    """The variables that `run` sets, all of them before Python starts. Directories below `place` are this run's own."""
-    return {
-        **job.environment,
-        variables.MANIFEST: str(view / "manifest.json"),
-        variables.REPORTS: str(place / "reports"),
-        variables.ON_MISS: on_miss,
-        variables.HARNESS: "1",
-        # Inductor writes the sources of what it loads; nobody else's cache may be found there.
-        "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
-    }
-
-
-def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:
-    """TorchTitan under torchrun, on this node."""
-    arguments = list(job.arguments)
-    if "--dump_folder" not in arguments:
-        arguments += ["--dump_folder", str(dump_folder)]
-    if steps is not None:
-        arguments += ["--training.steps", str(steps)]
-    ranks = job.request.placement.ranks_per_node
-    return (
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-ranks-filter", "0"),
-        *("-m", "torchtitan.train", *arguments),
-    )
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
@@ -127,10 +93,16 @@ def run(
         )
         progress.note(f"view {ready.view.path}")
         progress.note("launching " + " ".join(ready.command[:8]) + (" ..." if len(ready.command) > 8 else ""))
-        status, reports = _launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
+        status, reports = launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
         document = summary(job, manifest, reports, status, on_miss=on_miss)
+        native = job.native_store
+        if native is not None:
+            _native_summary(document, native, ready, reports, on_miss)
         if on_miss == "compile" and store.writable and document["exit_code"] == 0:
-            kept = keep_missed(store, job, reports, environ, place / "reports" / MISSED, progress)
+            if native is None:
+                kept = keep_missed(store, job, reports, environ, place / "reports" / MISSED, progress)
+            else:
+                kept = _keep_native(native, ready, store, environ, place, reports, progress)
             document["local_manifest"] = None if kept is None else kept.id
     return document
 
@@ -150,13 +122,21 @@ def prepare(
 
     Without a `command` it is TorchTitan's under torchrun, or none at all on several nodes. Raises Miss, StoreFault.
     """
-    view = materialise(store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail")
+    partial = on_miss != "fail"
+    view = materialise(store, manifest, where=None if store.writable else place / "views", partial=partial)
+    native, stores = job.native_store, view.path
+    if native is not None and (native.overlay or partial):
+        stores = overlay(store, manifest, place / "stores", partial=partial).path
+    environment = run_environment(job, view.path, place, on_miss=on_miss)
+    if native is not None:
+        (place / "private").mkdir()
+        environment.update(native.environment(stores, place / "private"))
     (place / "reports").mkdir()
     _texts(store, manifest, place / "reports" / TEXTS)
     chosen = tuple(command)
     if not chosen and job.request.placement.nodes == 1:
         chosen = default_command(job, dump_folder or place / "outputs", steps)
-    return Prepared(job, manifest, view, run_environment(job, view.path, place, on_miss=on_miss), chosen)
+    return Prepared(job, manifest, view, stores, environment, chosen)
 
 
 def manifest_to_run(
@@ -179,6 +159,14 @@ def manifest_to_run(
                 details={"cache_key": job.key.cache_key, "missing": [entry.path for entry in lacking]},
             )
         return found
+    if job.native_store is not None:
+        if on_miss == "fail":
+            raise Miss(
+                f"{job.request.config} is not warm: {store.root} has no complete manifest of its compiler's own cache",
+                hint=f"neffcache warm {job.request.config} --native",
+                details={"cache_key": job.key.cache_key},
+            )
+        return found or blank_manifest(job)
     if not store.writable:
         raise Miss(
             f"{job.request.config} has no complete manifest in the read-only store {store.root}",
@@ -199,6 +187,47 @@ def manifest_to_run(
     return healed.candidate
 
 
+def _native_summary(
+    document: dict[str, Any], native: NativeStore, ready: Prepared, reports: Mapping[int, RankReport], on_miss: str
+) -> None:
+    """What the compiler itself says, and what it left in its directories that the manifest does not have."""
+    more = added(ready.stores, native.rules, ready.manifest)
+    document["native"] = {
+        "stores": [rule.name for rule in native.rules],
+        "refuses": "before a compiler starts" if native.refuses_compilers else "within a second of its counters",
+        "added": more[:100],
+        "counters": {str(rank): dict(report.native.get("counters", {})) for rank, report in sorted(reports.items())},
+    }
+    if more and on_miss == "fail" and document["exit_code"] == 0:
+        fault = Miss(
+            f"the compiler wrote {len(more)} files that the manifest does not have, such as {more[0]}",
+            hint=f"neffcache warm {ready.job.request.config} --native",
+            details={"added": more[:100]},
+        )
+        document.update(exit_code=fault.exit_code, error=fault.to_json())
+
+
+def _keep_native(
+    native: NativeStore,
+    ready: Prepared,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    place: Path,
+    reports: Mapping[int, RankReport],
+    progress: Progress,
+) -> Manifest | None:
+    """Keep what the compiler added in this run and prove it by a replay; None when there was nothing to add."""
+    found = ready.manifest
+    if found.complete and not store.missing(found) and not added(ready.stores, native.rules, found):
+        return None
+    collected = collect(store, ready.stores, native.rules, used=used_keys(reports))
+    again = place / "again"
+    again.mkdir()
+    return prove(
+        ready.job, native, store, environ, again, collected, reports, seed=found, seconds=0.0, note=progress.note
+    ).manifest
+
+
 def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:
     """The graph texts of a manifest, for a rank that must name the nearest record of a graph it misses."""
     directory.mkdir()
@@ -206,48 +235,3 @@ def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:
         record = store.get_graph(key)
         if record is not None and store.has_blob(record.text):
             (directory / f"{key}.txt").symlink_to(store.blob_path(record.text))
-
-
-def _launch(
-    command: Sequence[str], environ: Mapping[str, str], reports: Path, output: Callable[[], Any] | None
-) -> tuple[int, dict[int, RankReport]]:
-    """Start the command in a group of its own, watch its ranks' reports, end it when one refuses; (status, reports)."""
-    stream = output() if output is not None else None
-    try:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            stdout=stream,
-            stderr=None if stream is None else stream,
-            start_new_session=True,
-        )
-    except OSError as fault:
-        raise CommandFailed(f"the command cannot be started: {fault}", hint="what follows -- is a program") from None
-    deadline: float | None = None
-    try:
-        while (status := process.poll()) is None:
-            if deadline is None and any_refused(reports):
-                deadline = time.monotonic() + GRACE
-            if deadline is not None and time.monotonic() > deadline:
-                _end(process)
-            time.sleep(0.1)
-    except BaseException:
-        _end(process)
-        raise
-    _end(process)
-    return status, read_reports(reports)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a launched command and every process below it.
-
-    torchrun puts each rank into a session of its own and gives it 30 s; whoever survives that is killed.
-    """
-    below: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        below = psutil.Process(process.pid).children(recursive=True)
-    end_group(process, grace=TORCHRUN_GRACE)
-    for child in below:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(below, timeout=5)

@@ -14,6 +14,7 @@ from neffcache.compile import pool
 from neffcache.compile.toolchain import Compiled, CompileRequest
 from neffcache.errors import Bug, NeffcacheError, Unsupported
 from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
+from neffcache.flows.native import NativeWarm, graph_count, warm_native
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
@@ -59,6 +60,7 @@ class WarmResult:
     peak_rss_bytes: int = 0
     failures: list[NeffcacheError] = field(default_factory=list)
     eager: Mapping[str, int] = field(default_factory=dict)
+    native: NativeWarm | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,6 +88,7 @@ class WarmResult:
             "replaced": list(self.job.replaced),
             "warnings": list(self.job.warnings),
             "failures": [fault.to_json() for fault in self.failures],
+            **({} if self.native is None else {"native": self.native.to_json()}),
         }
 
 
@@ -116,9 +119,15 @@ def warm(
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):
             result.manifest, result.complete = known, True
-            result.total = result.hit = len(known.compile_keys())
+            result.total = result.hit = graph_count(known) if job.native_store else len(known.compile_keys())
             _name(store, job, known)
             progress.note(f"nothing to do: {result.total} graphs are there")
+        elif job.native_store is not None:
+            found = warm_native(job, store, environ, place, seed=known, note=progress.note)
+            _name(store, job, found.manifest)
+            result.native, result.manifest, result.candidate, result.complete = found, *[found.manifest] * 2, True
+            result.total, result.hit, result.compiled = found.graphs, found.hit, found.graphs - found.hit
+            result.compile_seconds = found.record_seconds
         else:
             _build(job, store, environ, place, jobs, compile_missing, progress, result)
     result.total_seconds = time.monotonic() - started

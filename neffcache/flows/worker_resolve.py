@@ -10,11 +10,11 @@ from neffcache.flows.workers import answer
 
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
-    """{"module", "function", "settings", "world_size", "cpu"} -> arguments, document, mesh, replacements, toolchain."""
+    """{"module", "function", "settings", "world_size", "cpu", "native"} -> what a `Job` holds."""
     from neffcache.compile.host.toolchain import HostToolchain
 
     # First of all: a program may change what the toolchain is made of, and its identity is that of a fresh process.
-    identity = HostToolchain().identity(os.environ, given["world_size"])
+    identity = HostToolchain(native=given["native"]).identity(os.environ, given["world_size"])
 
     from neffcache.trace import titan
     from neffcache.trace.document import workload_document

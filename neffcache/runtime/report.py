@@ -31,6 +31,7 @@ class RankReport:
     """One rank's record of a run.
 
     hits and misses count distinct compile keys; `compiles` are compiles of the back end plus compiler processes.
+    `native` is what a compiler with its own cache said: counters, and the keys of the graphs used by phase.
     Times are seconds; `built` and each entry of `steps` are monotonic times since the doors opened.
     """
 
@@ -55,6 +56,7 @@ class RankReport:
     losses: dict[str, float] = field(default_factory=dict)
     at_step_one: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    native: dict[str, Any] = field(default_factory=dict)
 
     @property
     def compiles(self) -> int:

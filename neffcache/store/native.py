@@ -47,7 +47,7 @@ class Rules(Protocol):
         ...
 
     def whole(self, path: str, file: Path) -> bool:
-        """Whether an artifact's content is all there, as far as its format tells: a killed writer leaves a beginning."""
+        """Whether an artifact's content is all there, as far as its format tells: a killed writer leaves half of it."""
         ...
 
     def graph(self, path: str) -> str | None:
@@ -82,8 +82,8 @@ def collect(
 
     A file is complete when its rules call it an artifact (or a marker) and find it whole, no lock of it is held, it is
     a regular file, not empty (a marker may be), and is the same file with the same content at two looks, the second of
-    which is the copy into the store. `used` are the graph keys that the compiler itself says this job used: files that belong to
-    another graph are left out (None: it cannot say, everything in the directory is this job's).
+    which is the copy into the store. `used` are the graph keys that the compiler itself says this job used: files that
+    belong to another graph are left out (None: it cannot say, everything in the directory is this job's).
     Raises StoreFault.
     """
     artifacts: list[Artifact] = []
@@ -203,7 +203,7 @@ EXTRA = "native"
 
 
 def graph_keys(entry: RankClass) -> dict[str, tuple[str, ...]]:
-    """The compiler's own keys of the graphs of a rank class by phase; {} when it does not tell, or has no such store."""
+    """The compiler's own keys of a rank class's graphs by phase; {} when it does not tell, or has no such store."""
     said = entry.extra.get(EXTRA)
     phases = said.get("phases", {}) if isinstance(said, Mapping) else {}
     return {str(phase): tuple(str(key) for key in keys) for phase, keys in phases.items()}

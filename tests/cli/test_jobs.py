@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from neffcache.errors import StoreFault, Unsupported, Usage
+from neffcache.flows.launch import default_command, run_environment
 from neffcache.flows.resolve import Job
-from neffcache.flows.run import default_command, run_environment
 from neffcache.flows.tracing import TracedGraph, TracedJob
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
 from neffcache.key.job import CompileComponents

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from neffcache.compile.host import torch_internals
+from neffcache.compile.host.native import NAME as STORE
+from neffcache.compile.host.native import SETTINGS
 from neffcache.compile.toolchain import Identity
 from neffcache.errors import Unsupported
 from neffcache.key.canonical import digest, sha256_hex
@@ -90,14 +92,17 @@ def thread_count(environ: Mapping[str, str], world_size: int) -> int:
     return 1 if world_size > 1 else len(os.sched_getaffinity(0))
 
 
-def environment(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
+def environment(environ: Mapping[str, str], world_size: int, *, native: bool = False) -> dict[str, str]:
     """Variables under which workers compile and ranks run; they must be set before Python imports torch."""
-    return {"OMP_NUM_THREADS": str(thread_count(environ, world_size))}
+    return {"OMP_NUM_THREADS": str(thread_count(environ, world_size)), **(SETTINGS if native else {})}
 
 
-def identity(environ: Mapping[str, str], world_size: int) -> Identity:
-    """The identity on this machine; Unsupported when the compiler cannot be told."""
-    return _identity(compiler(), thread_count(environ, world_size))
+def identity(environ: Mapping[str, str], world_size: int, *, native: bool = False) -> Identity:
+    """The identity on this machine, with Inductor's own cache when `native`.
+
+    Unsupported when the compiler cannot be told.
+    """
+    return _identity(compiler(), thread_count(environ, world_size), native=native)
 
 
 def identity_in_rank(recorded: Mapping[str, Any]) -> Identity:
@@ -107,10 +112,27 @@ def identity_in_rank(recorded: Mapping[str, Any]) -> Identity:
     """
     import torch
 
-    return _identity(dict(recorded.get("compiler") or {}), torch.get_num_threads())
+    native = recorded.get("native_store") == STORE
+    return _identity(dict(recorded.get("compiler") or {}), torch.get_num_threads(), native=native)
 
 
-def _identity(compiled_by: Mapping[str, Any], threads: int) -> Identity:
+def native_parts() -> dict[str, Any]:
+    """What else the names in Inductor's own cache hold: where torch and Python are installed, as a digest.
+
+    They stand in the command line of every C++ library, and the command line in the library's name.
+    """
+    import torch
+
+    places = [
+        str(Path(torch.__file__).parent),
+        *(str(sysconfig.get_path(name)) for name in ("include", "platinclude")),
+        str(sysconfig.get_config_var("LIBDIR")),
+        *(os.environ.get(name, "") for name in ("CXX", "OMP_PREFIX", "CONDA_PREFIX")),
+    ]
+    return {"native_store": STORE, "places": digest(places)}
+
+
+def _identity(compiled_by: Mapping[str, Any], threads: int, *, native: bool = False) -> Identity:
     import torch
     from torch._functorch import config as functorch
 
@@ -139,6 +161,7 @@ def _identity(compiled_by: Mapping[str, Any], threads: int) -> Identity:
             "switches": {name: value for name, value in numeric_switches().items() if name != "threads"},
         },
         "environment": {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ},
+        **(native_parts() if native else {}),
     }
     versions = {
         "torch": torch.__version__,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,9 @@ def elf_is_whole(file: Path) -> bool:
     if len(head) < 64 or head[:5] != b"\x7fELF\x02":
         return False
     order = "<" if head[5] == 1 else ">"
-    (table,) = struct.unpack_from(f"{order}Q", head, 40)
+    table: int = struct.unpack_from(f"{order}Q", head, 40)[0]
     entry, count = struct.unpack_from(f"{order}HH", head, 58)
-    return 0 < table and table + entry * count <= size
+    return table > 0 and bool(table + entry * count <= size)
 
 
 class InductorStore:
@@ -90,6 +91,7 @@ class InductorStore:
     rules: Sequence[Rules] = (InductorRules(),)
     overlay = True  # locks, and sources where they are missing
     refuses_compilers = True
+    misses_repeat = True
 
     def environment(self, stores: Path, private: Path) -> dict[str, str]:
         return {**SETTINGS, "TORCHINDUCTOR_CACHE_DIR": str(stores / NAME)}
@@ -109,6 +111,8 @@ class InductorStore:
 
         A graph is compiled when FxGraphCache misses or is bypassed. AOTAutograd's misses cost a trace, not a compile.
         """
+        if "torch._dynamo.utils" not in sys.modules:
+            return Counters(0, 0, 0, frozenset() if names else None)
         from torch._dynamo.utils import counters
 
         graphs, around = counters["inductor"], counters["aot_autograd"]

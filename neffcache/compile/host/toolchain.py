@@ -9,13 +9,19 @@ from neffcache.compile.toolchain import Identity
 
 
 class HostToolchain:
-    """Inductor for this CPU; the default where no Neuron compiler is installed."""
+    """Inductor for this CPU; the default where no Neuron compiler is installed.
+
+    `native`: its own cache directory is what is kept, and no graph is compiled by us.
+    """
 
     name = host.NAME
-    capabilities = frozenset({"compile_graph"})
+    capabilities = frozenset({"compile_graph", "native_store"})
+
+    def __init__(self, *, native: bool = False) -> None:
+        self.native = native
 
     def identity(self, environ: Mapping[str, str], world_size: int) -> Identity:
-        return host.identity(environ, world_size)
+        return host.identity(environ, world_size, native=self.native)
 
     def environment(self, environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-        return host.environment(environ, world_size)
+        return host.environment(environ, world_size, native=self.native)
