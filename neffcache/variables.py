@@ -11,7 +11,7 @@ REPORTS = "NEFFCACHE_REPORTS"
 """Directory for one report per rank."""
 
 ON_MISS = "NEFFCACHE_ON_MISS"
-"""fail, compile or warn."""
+"""fail, compile or warn; in the first run of a native warm, record."""
 
 HARNESS = "NEFFCACHE_HOST_HARNESS"
 """1: make the CPU TorchTitan's device (host toolchain)."""

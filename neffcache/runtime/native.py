@@ -19,9 +19,6 @@ from neffcache.runtime.report import ReportFile
 from neffcache.store.native import EXTRA, graph_keys
 from neffcache.store.records import Manifest
 
-RECORD = "record"
-"""Policy of a warm: compile, and say what was used."""
-
 EVERY = 1.0
 """Seconds between two looks at the compiler's counters."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from neffcache.errors import StoreFault
+from neffcache.errors import Miss, StoreFault
 from neffcache.store.files import Identity, hash_regular, storage
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Artifact, Damaged, Manifest, RankClass, check_relative_path
@@ -96,7 +96,7 @@ def collect(
                 try:
                     sha256 = batch.put_file(directory / path)
                     again = Identity.of(os.lstat(directory / path))
-                except (StoreFault, OSError) as fault:
+                except (StoreFault, Miss, OSError) as fault:
                     if isinstance(fault, StoreFault) and "errno" in fault.details:
                         raise
                     left[path] = "moving"
