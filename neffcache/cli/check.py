@@ -34,6 +34,7 @@ def command(
     from neffcache.cli.several import for_each
     from neffcache.flows.check import check
     from neffcache.flows.resolve import titan_installed
+    from neffcache.store.native import graph_count
 
     store = open_to_mend(directory) if verify else open_store(directory, writable=False)
     if not by_ref and not titan_installed():
@@ -43,7 +44,7 @@ def command(
 
     def one(name: str) -> tuple[dict[str, Any], list[str]]:
         found = check(choose(name), store, os.environ, by_ref=by_ref, verify=verify)
-        what = found.reason or ("" if found.manifest is None else f"{len(found.manifest.compile_keys())} graphs")
+        what = found.reason or ("" if found.manifest is None else f"{graph_count(found.manifest)} graphs")
         named = "" if found.manifest is None else f"  manifest {found.manifest.id[:12]}"
         lines = [f"{name:{width}}  {found.state:7}  by {found.by}  local{named}  {what}".rstrip()]
         for item in found.missing:

@@ -62,6 +62,8 @@ def _graph(record: GraphRecord) -> list[str]:
 
 
 def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
+    from neffcache.store.native import graphs_of
+
     request = manifest.request
     graphs = []
     for key in manifest.compile_keys():
@@ -79,7 +81,7 @@ def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
         "  request " + ", ".join(f"{name} {request[name]}" for name in _PLACE if name in request),
         *(f"    --set {name}={setting_text(value)}" for name, value in settings.items()),
         *(f"    --option={value}" for value in request.get("options") or ()),
-        *(f"  ranks {item.ranks}: {_phases(item.graphs)}" for item in manifest.rank_classes),
+        *(f"  ranks {item.ranks}: {_phases(graphs_of(item))}" for item in manifest.rank_classes),
         *("    " + line for line in table(("graph", "kind", "nodes", "name"), graphs, right=("nodes",))),
         *(f"  native {item.store}/{item.path} {size(item.size)}" for item in manifest.artifacts),
         *(f"  environment {name}={value}" for name, value in manifest.environment.items()),

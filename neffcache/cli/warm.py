@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+
+if TYPE_CHECKING:
+    from neffcache.flows.warm import WarmResult
 
 
 @click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
@@ -31,6 +34,7 @@ def command(
     """Trace CONFIG at its real world size, compile each graph that has no record, and write its manifest.
 
     A manifest is complete only after a fresh process found and loaded all of it. Run again, it compiles nothing.
+    With --native the job itself runs here, twice, and its compiler's own cache is kept.
     """
     from neffcache.cli.progress import progress_of
     from neffcache.errors import CompileFailed, NeffcacheError
@@ -63,10 +67,11 @@ def command(
             f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "
             f"{graphs['total']} graphs = {graphs['hit']} hit + {graphs['compiled']} compiled + "
             f"{graphs['failed']} failed + {graphs['skipped']} skipped; "
-            f"trace {result.trace_seconds:.1f} s, compile {result.compile_seconds:.1f} s, "
-            f"total {result.total_seconds:.1f} s"
+            f"{_seconds(result)}, total {result.total_seconds:.1f} s"
         )
         lines.append(f"  job key {result.job.key.cache_key}")
+        if result.native is not None:
+            lines.append(f"  {result.native.describe()}")
         for failure in result.failures:
             output.note(f"failed: {failure.message}")
         if result.failed and worst is None:
@@ -79,6 +84,12 @@ def command(
         output.note(f"error: {worst.message}")
         return worst.exit_code
     return 0
+
+
+def _seconds(result: WarmResult) -> str:
+    if result.native is not None:
+        return f"recorded in {result.native.record_seconds:.1f} s, replayed in {result.native.replay_seconds:.1f} s"
+    return f"trace {result.trace_seconds:.1f} s, compile {result.compile_seconds:.1f} s"
 
 
 def _lint(request: Any, output: Output) -> None:

@@ -128,6 +128,9 @@ def explain(
         checked = check_job(job, store)
         if checked.state == "HIT":
             return Explanation(checked, None, None)
+        if trace and job.native_store is not None:
+            progress("a compiler's own cache has no graph records: nothing to trace for")
+            trace = False
         near = nearest_manifest(job, store.manifests()) if checked.state == "MISS" else None
         return Explanation(checked, near, _retraced(job, store, environ, place, progress) if trace else None)
 

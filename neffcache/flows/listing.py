@@ -9,6 +9,7 @@ from typing import Any, Literal
 from neffcache.errors import Miss, Usage
 from neffcache.flows.check import missing_json
 from neffcache.store.local import LocalStore
+from neffcache.store.native import graph_count
 from neffcache.store.ranks import ranges
 from neffcache.store.records import GraphRecord, Manifest, Ref
 
@@ -30,7 +31,7 @@ def manifest_rows(store: LocalStore) -> list[dict[str, Any]]:
             "complete": item.complete,
             "current": current.get(item.cache_key) == item.id,
             "ranks": rank_count(item),
-            "graphs": len(item.compile_keys()),
+            "graphs": graph_count(item),
             "bytes": sum(sizes(item, records).values()),
             "created": item.created,
         }

@@ -25,7 +25,7 @@ from neffcache.flows.resolve import Job
 from neffcache.runtime.report import RankReport
 from neffcache.store.files import write_temporary
 from neffcache.store.local import LocalStore
-from neffcache.store.native import EXTRA, Collected, all_graph_keys, collect, overlay
+from neffcache.store.native import EXTRA, Collected, all_graph_keys, collect, graph_count, overlay
 from neffcache.store.ranks import fold_ranks
 from neffcache.store.records import Artifact, Manifest, RankClass, encode, manifest
 from neffcache.store.view import discard
@@ -57,6 +57,9 @@ class NativeWarm:
     def graphs(self) -> int:
         return graph_count(self.manifest)
 
+    def describe(self) -> str:
+        return describe(self.collected)
+
     def to_json(self) -> dict[str, Any]:
         kept = Counter(item.store for item in self.collected.artifacts)
         return {
@@ -67,11 +70,6 @@ class NativeWarm:
             "bytes": self.collected.size,
             "seconds": {"record": round(self.record_seconds, 3), "replay": round(self.replay_seconds, 3)},
         }
-
-
-def graph_count(found: Manifest) -> int:
-    """Graphs of a native manifest; where the compiler names none, its files."""
-    return len(all_graph_keys(found)) or len(found.artifacts)
 
 
 def warm_native(

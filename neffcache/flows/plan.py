@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neffcache.compile import pool
+from neffcache.errors import Unsupported
 from neffcache.flows.costs import WORKER_BYTES, Costs, Estimate, costs_of, makespan, worker_bytes
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
@@ -16,6 +17,7 @@ from neffcache.flows.tracing import TracedGraph, trace_job
 from neffcache.flows.warm import current_manifest, usable
 from neffcache.flows.workers import aside, scratch
 from neffcache.store.local import LocalStore
+from neffcache.store.native import graph_count, graphs_of
 from neffcache.store.records import RankClass
 
 
@@ -108,7 +110,7 @@ class Plan:
 
 def class_size(item: RankClass) -> int:
     """Unique graphs of a rank class."""
-    return len({key for keys in item.graphs.values() for key in keys})
+    return len({key for keys in graphs_of(item).values() for key in keys})
 
 
 def plan(
@@ -128,8 +130,13 @@ def plan(
         job = resolve(request, environ, place)
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):
-            total = len(known.compile_keys())
+            total = graph_count(known)
             return Plan(job, "manifest", total, total, (), (), known.phases, known.rank_classes, 0, 0.0, 0, None)
+        if job.native_store is not None:
+            raise Unsupported(
+                f"what the compiler of {request.config} keeps only a warm shows: it runs the real job",
+                hint=f"neffcache warm {request.config} --native; or plan without --native, which counts graphs",
+            )
         return _traced(job, store, environ, place, jobs, progress)
 
 

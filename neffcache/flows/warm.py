@@ -14,13 +14,14 @@ from neffcache.compile import pool
 from neffcache.compile.toolchain import Compiled, CompileRequest
 from neffcache.errors import Bug, NeffcacheError, Unsupported
 from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
-from neffcache.flows.native import NativeWarm, graph_count, warm_native
+from neffcache.flows.native import NativeWarm, warm_native
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
 from neffcache.store.index import Cost
 from neffcache.store.local import LocalStore
+from neffcache.store.native import graph_count
 from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
 from neffcache.store.view import discard, materialise
 
@@ -119,7 +120,7 @@ def warm(
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):
             result.manifest, result.complete = known, True
-            result.total = result.hit = graph_count(known) if job.native_store else len(known.compile_keys())
+            result.total = result.hit = graph_count(known)
             _name(store, job, known)
             progress.note(f"nothing to do: {result.total} graphs are there")
         elif job.native_store is not None:

@@ -215,6 +215,18 @@ def all_graph_keys(manifest: Manifest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def graphs_of(entry: RankClass) -> dict[str, tuple[str, ...]]:
+    """Phase -> the graphs of a rank class, whoever named them: our compile keys and the compiler's own."""
+    native = graph_keys(entry)
+    phases = dict.fromkeys([*entry.graphs, *native])
+    return {phase: (*entry.graphs.get(phase, ()), *native.get(phase, ())) for phase in phases}
+
+
+def graph_count(manifest: Manifest) -> int:
+    """Distinct graphs of a manifest; where a compiler names none, the files of its store."""
+    return len(manifest.compile_keys()) + len(all_graph_keys(manifest)) or len(manifest.artifacts)
+
+
 def overlay(store: LocalStore, manifest: Manifest, place: Path, *, partial: bool = False) -> View:
     """A run's own writable copy of a view, below `place`: what a compiler writes into it never reaches the store.
 
