@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -26,11 +27,15 @@ from tests.integration.conftest import CONFIG, Answer, Warmed, neffcache
 pytestmark = pytest.mark.integration
 
 
+HOW_TO = Path(__file__).resolve().parents[2] / "docs/how-to/native.md"
+WARM, CHECK, RUN = (shlex.split(line)[1:] for line in HOW_TO.read_text().splitlines() if line.startswith("neffcache "))
+
+
 @pytest.fixture(scope="module")
 def native_warmed(tmp_path_factory: pytest.TempPathFactory) -> Warmed:
     """A warm store whose own path is gone: whatever still names it finds nothing."""
     first = tmp_path_factory.mktemp("warmed here") / "store"
-    answer = neffcache(first, "warm", CONFIG, "--toolchain", "host", "--native")
+    answer = neffcache(first, *WARM)
     assert answer.code == 0, answer.stderr
     moved = tmp_path_factory.mktemp("moved") / "store"
     first.rename(moved)
@@ -50,12 +55,12 @@ def current(store: Path) -> tuple[LocalStore, Manifest]:
     return local, found
 
 
-def run(store: Path, tmp_path: Path, *more: str) -> Answer:
+def run(store: Path, tmp_path: Path) -> Answer:
     """On a machine with another HOME and TMPDIR, where nothing of Inductor's lies about."""
     environ = {name: str(tmp_path / name.lower()) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME")}
     for place in environ.values():
         Path(place).mkdir()
-    return neffcache(store, "run", CONFIG, "--native", "--steps", "2", *more, environ=environ)
+    return neffcache(store, *RUN, environ=environ)
 
 
 def test_warm_keeps_complete_files_and_proves_them_in_a_fresh_process_group(native_warmed: Warmed) -> None:
@@ -82,6 +87,7 @@ def test_warm_keeps_complete_files_and_proves_them_in_a_fresh_process_group(nati
 def test_four_ranks_on_another_path_compile_nothing_by_inductor_s_own_counters(
     native_warmed: Warmed, native_store: Path, tmp_path: Path
 ) -> None:
+    assert neffcache(native_store, *CHECK).document[0]["state"] == "HIT"
     answer = run(native_store, tmp_path)
     assert answer.code == 0, answer.stderr
     document = answer.document

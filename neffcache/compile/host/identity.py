@@ -125,9 +125,10 @@ def native_parts() -> dict[str, Any]:
 
     places = [
         str(Path(torch.__file__).parent),
-        *(str(sysconfig.get_path(name)) for name in ("include", "platinclude")),
+        str(sysconfig.get_path("include")),
+        str(sysconfig.get_path("include", scheme="posix_prefix")),
         str(sysconfig.get_config_var("LIBDIR")),
-        *(os.environ.get(name, "") for name in ("CXX", "OMP_PREFIX", "CONDA_PREFIX")),
+        os.environ.get("CXX", ""),
     ]
     return {"native_store": STORE, "places": digest(places)}
 
