@@ -90,7 +90,7 @@ def warm_native(
     if seed is not None:
         try:
             return _warm(job, native, store, environ, place / "seeded", seed, note)
-        except NeffcacheError as fault:
+        except (CompileFailed, Unsupported) as fault:
             note(f"what the store had of this job did not do ({fault.message}): starting from nothing")
     return _warm(job, native, store, environ, place / "empty", None, note)
 
@@ -108,16 +108,17 @@ def _warm(
     before = "no cache" if seed is None else "what the store has"
     note(f"recording: {job.world_size} ranks train {STEPS} steps from {before}")
     started = time.monotonic()
-    status, reports = train(job, native, blank_manifest(job), stores, environ, place / "record", on_miss=RECORD)
+    try:
+        status, reports = train(job, native, blank_manifest(job), stores, environ, place / "record", on_miss=RECORD)
+    except BaseException:  # interrupted: its processes have ended, hours of compiling may lie there
+        _keep(job, store, collect(store, stores, native.rules))
+        raise
     seconds = time.monotonic() - started
     fault = _recording_fault(job, reports, status, place / "record" / "log")
     collected = collect(store, stores, native.rules, used=None if fault else used_keys(reports))
     note(describe(collected))
     if fault is not None:
-        if collected.artifacts:
-            _unfinished(
-                store, native_manifest(job, collected.artifacts, blank_manifest(job).rank_classes, complete=False)
-            )
+        _keep(job, store, collected)
         raise fault
     return prove(job, native, store, environ, place, collected, reports, seed=seed, seconds=seconds, note=note)
 
@@ -305,6 +306,12 @@ def _with_log(fault: NeffcacheError, log: Path) -> NeffcacheError:
         hint="its own output is in the details (--json); it must train here before its cache can be kept",
         details={**fault.details, "log": said[-20000:]},
     )
+
+
+def _keep(job: Job, store: LocalStore, collected: Collected) -> None:
+    """What is complete of a warm that failed, for the next one."""
+    if collected.artifacts:
+        _unfinished(store, native_manifest(job, collected.artifacts, blank_manifest(job).rank_classes, complete=False))
 
 
 def _unfinished(store: LocalStore, made: Manifest) -> None:

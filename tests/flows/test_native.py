@@ -214,6 +214,21 @@ def test_a_job_that_dies_leaves_what_was_complete_and_the_next_warm_starts_from_
     assert done.manifest.complete
 
 
+def test_an_interrupted_warm_keeps_what_was_complete(
+    stub: Stub, store: LocalStore, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any) -> Any:
+        stub(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flow, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        warmed(job_of(), store, place())
+    seed = current_manifest(store, job_of())
+    assert seed is not None
+    assert (seed.complete, len(seed.artifacts)) == (False, 3)
+
+
 def test_what_the_store_had_and_does_not_do_is_tried_once_then_nothing_is_used(
     stub: Stub, store: LocalStore, place
 ) -> None:
