@@ -8,17 +8,20 @@ manifest complete, and what each rank used there makes its rank class.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import platform
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neffcache.compile.toolchain import NativeStore
-from neffcache.errors import CommandFailed, CompileFailed, Miss, NeffcacheError, Unsupported
+from neffcache.errors import CommandFailed, CompileFailed, Miss, NeffcacheError, StoreFault, Unsupported
 from neffcache.flows.gate import fault_of
 from neffcache.flows.launch import default_command, launch, run_environment
 from neffcache.flows.resolve import Job
@@ -109,7 +112,8 @@ def _warm(
     note(f"recording: {job.world_size} ranks train {STEPS} steps from {before}")
     started = time.monotonic()
     try:
-        status, reports = train(job, native, blank_manifest(job), stores, environ, place / "record", on_miss=RECORD)
+        with neutral_path(stores) as seen:
+            status, reports = train(job, native, blank_manifest(job), seen, environ, place / "record", on_miss=RECORD)
     except BaseException:  # interrupted: its processes have ended, hours of compiling may lie there
         _keep(job, store, collect(store, stores, native.rules))
         raise
@@ -176,6 +180,23 @@ def private_stores(job: Job, native: NativeStore, store: LocalStore, place: Path
     for rule in native.rules:
         (stores / rule.name).mkdir(parents=True)
     return stores
+
+
+@contextlib.contextmanager
+def neutral_path(directory: Path) -> Iterator[Path]:
+    """A link to `directory` that says nothing of this machine and has no space in it.
+
+    Compilers put the paths of their sources into what they build, and Inductor's C++ command breaks at a space.
+    """
+    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        if len(base.split()) == 1 and os.access(base, os.W_OK | os.X_OK):
+            break
+    else:
+        raise StoreFault("there is no directory for temporary files whose path has no space", hint="set TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="neffcache-", dir=base) as place:
+        link = Path(place) / "stores"
+        link.symlink_to(directory.resolve(), target_is_directory=True)
+        yield link
 
 
 def train(

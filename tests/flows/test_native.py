@@ -4,6 +4,8 @@ proved. The stub writes files and reports; the real job is tests/integration/tes
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +161,17 @@ def test_a_warm_starts_empty_keeps_what_is_complete_and_replays_it_from_a_view(
     assert [entry.ranks for entry in done.manifest.rank_classes] == ["0-1", "2-3"]
     assert current_manifest(store, job_of()) == done.manifest
     assert done.to_json()["stores"] == [{"store": "inductor", "files": 3, "left_out": {"transient": 1}}]
+
+
+def test_the_compiler_sees_a_path_that_says_nothing_of_this_machine(
+    stub: Stub, store: LocalStore, tmp_path: Path
+) -> None:
+    place = tmp_path / "home of somebody"
+    place.mkdir()
+    warmed(job_of(), store, place)
+    seen = Path(stub.launches[0]["TORCHINDUCTOR_CACHE_DIR"])
+    assert re.fullmatch(r"neffcache-\w+/stores/inductor", str(seen.relative_to(tempfile.gettempdir())))
+    assert not seen.parent.parent.exists()
 
 
 def test_no_two_toolchains_and_no_two_jobs_share_a_directory(store: LocalStore, tmp_path: Path) -> None:
