@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neffcache import variables
 from neffcache.compile.neuron.installation import Stack
 from neffcache.errors import Usage
-from neffcache.key.environment import ELSEWHERE, NEUTRAL, PREFIXES, SEMANTIC
+from neffcache.key.environment import ELSEWHERE, NEUTRAL, PREFIXES, SEMANTIC, neutral_reason
 from neffcache.key.option_table import DEFAULT_OPTLEVEL, Mode
 from neffcache.key.options import Options
 from neffcache.key.target import LNC_VARIABLES, TARGET_VARIABLE, normal_target
@@ -99,26 +100,26 @@ def environment(
     if target == "cpu":
         raise Usage("cpu is no target of the neuron toolchain", hint="give --target or --instance, or --toolchain host")
     flags = options.canonical
-    variables = {
+    setting = {
         LNC_VARIABLES[0]: str(lnc),
         TARGET_VARIABLE: target,
         LEVEL: f"-O{_level(environ, options, mode)}",
         **({FLAGS: flags} if flags else {}),
     }
     if stack == "native":
-        variables |= {METRICS: "1", NO_FALLBACK: "1"}
+        setting |= {METRICS: "1", NO_FALLBACK: "1"}
         if compile_only:
-            variables[COMPILE_ONLY] = "1"
+            setting[COMPILE_ONLY] = "1"
         elif ranks_per_node is not None:
-            variables[CORES] = str(ranks_per_node)
+            setting[CORES] = str(ranks_per_node)
     if places is not None:
-        variables |= places.variables(stack)
+        setting |= places.variables(stack)
         if stack == "native":
-            variables[LOCK_TIMEOUT] = str(_lock_seconds(environ, longest_compile))
-    _refuse(environ, variables, stack, launching=places is not None)
+            setting |= lock_timeout(environ, longest_compile)
+    _refuse(environ, setting, stack, launching=places is not None)
     # Set but empty is not unset: TorchNeuron would put a space into its keys.
     cleared = (*OFF_SWITCHES, *(() if flags else (FLAGS,)), *(() if compile_only else (COMPILE_ONLY,)))
-    return Contract(variables, cleared, tuple(unread(environ, stack)))
+    return Contract(setting, cleared, tuple(unread(environ, stack)))
 
 
 def _level(environ: Mapping[str, str], options: Options, mode: Mode) -> str:
@@ -136,12 +137,12 @@ def _level(environ: Mapping[str, str], options: Options, mode: Mode) -> str:
     return options.optlevel or given or DEFAULT_OPTLEVEL[mode]
 
 
-def _lock_seconds(environ: Mapping[str, str], longest: float) -> int:
-    """Above the longest known compile: a rank that gives up waiting compiles the same graph once more."""
+def lock_timeout(environ: Mapping[str, str], longest: float = 0.0) -> dict[str, str]:
+    """Above the longest known compile (seconds): a rank that gives up waiting compiles the same graph once more."""
     needed = max(DEFAULT_LOCK_SECONDS, int(2 * longest) + 60)
     said = environ.get(LOCK_TIMEOUT, "").strip()
     if not said:
-        return needed
+        return {LOCK_TIMEOUT: str(needed)}
     if not said.isdigit():
         raise Usage(f"{LOCK_TIMEOUT} is {said!r}, not a number of seconds", hint=f"unset {LOCK_TIMEOUT}")
     if int(said) <= longest:
@@ -149,20 +150,20 @@ def _lock_seconds(environ: Mapping[str, str], longest: float) -> int:
             f"{LOCK_TIMEOUT} is {said} s, and a graph of this job has taken {longest:.0f} s to compile",
             hint=f"unset {LOCK_TIMEOUT}; {needed} s would be set",
         )
-    return int(said)
+    return {LOCK_TIMEOUT: said}
 
 
-def _refuse(environ: Mapping[str, str], variables: Mapping[str, str], stack: Stack, *, launching: bool) -> None:
+def _refuse(environ: Mapping[str, str], setting: Mapping[str, str], stack: Stack, *, launching: bool) -> None:
     for name in LNC_VARIABLES:
         said = environ.get(name, "").strip()
-        if said and said != variables[LNC_VARIABLES[0]]:
-            raise _contradiction("LNC", "the job", variables[LNC_VARIABLES[0]], name, said)
+        if said and said != setting[LNC_VARIABLES[0]]:
+            raise _contradiction("LNC", "the job", setting[LNC_VARIABLES[0]], name, said)
     said = environ.get(TARGET_VARIABLE, "").strip()
-    if said and normal_target(said, origin=TARGET_VARIABLE) != variables[TARGET_VARIABLE]:
-        raise _contradiction("target", "the job", variables[TARGET_VARIABLE], TARGET_VARIABLE, said)
+    if said and normal_target(said, origin=TARGET_VARIABLE) != setting[TARGET_VARIABLE]:
+        raise _contradiction("target", "the job", setting[TARGET_VARIABLE], TARGET_VARIABLE, said)
     for name in (METRICS, NO_FALLBACK, HLO_SWITCH, COMPILE_ONLY, CORES):
         said = environ.get(name, "").strip()
-        wanted = variables.get(name, "0" if name == COMPILE_ONLY and stack == "native" else None)
+        wanted = setting.get(name, "0" if name == COMPILE_ONLY and stack == "native" else None)
         if said and wanted is not None and said.lower() not in _equal(wanted):
             raise _contradiction(_MEANING[name], "neffcache", wanted, name, said)
     for name in DIRECTORIES.get(stack, ()):
@@ -172,8 +173,8 @@ def _refuse(environ: Mapping[str, str], variables: Mapping[str, str], stack: Sta
                 f"{name} is {said}, but TorchNeuron takes it for the name of a local directory",
                 hint=f"unset {name}; S3 is reached with --remote",
             )
-        if launching and said and said != variables[name]:
-            raise _contradiction("cache directory", "the view", variables[name], name, said)
+        if launching and said and said != setting[name]:
+            raise _contradiction("cache directory", "the view", setting[name], name, said)
 
 
 _MEANING: Mapping[str, str] = {
@@ -205,8 +206,8 @@ READ_ELSEWHERE = (
     *("NKI_PRECISE_FP", "NKI_SIMULATOR", "XLA_FLAGS", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"),
 )
 OURS = (
-    *("NEFFCACHE_DIR", "NEFFCACHE_REMOTE", "NEFFCACHE_JOBS", "NEFFCACHE_WARMERS", "NEFFCACHE_MANIFEST"),
-    *("NEFFCACHE_REPORTS", "NEFFCACHE_ON_MISS", "NEFFCACHE_HOST_HARNESS", "NEFFCACHE_RANK_PROCESS"),
+    *("NEFFCACHE_DIR", "NEFFCACHE_REMOTE", "NEFFCACHE_JOBS", "NEFFCACHE_WARMERS"),
+    *(value for value in vars(variables).values() if isinstance(value, str) and value.startswith("NEFFCACHE_")),
 )
 OTHER_STACK: Mapping[str, tuple[Stack, str]] = {
     XLA_URL: ("xla", NEFF_DIR),
@@ -230,14 +231,13 @@ def unread(environ: Mapping[str, str], stack: Stack | None = None) -> Iterator[s
         if not name.startswith((*PREFIXES, "NEFFCACHE_")):
             continue
         if name in OTHER_STACK and stack in ("native", "xla") and OTHER_STACK[name][0] != stack:
-            yield f"{name} is set, and the installed torch-neuronx does not read it: did you mean {OTHER_STACK[name][1]}?"
+            other = OTHER_STACK[name][1]
+            yield f"{name} is set, and the installed torch-neuronx does not read it: did you mean {other}?"
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             guess = f"did you mean {near[0]}?" if near else ""
             if name.startswith("NEURON_RT_") and not near:
                 continue  # the runtime has many, and none of them reaches a graph
-            counts = "" if name in _ASIDE or name.startswith("NEFFCACHE_") else " (it counts in the job key all the same)"
+            aside = name.startswith("NEFFCACHE_") or neutral_reason(name, environ[name]) is not None
+            counts = "" if aside else " (it counts in the job key all the same)"
             yield f"nothing that neffcache knows reads {name}{counts}" + (f": {guess}" if guess else "")
-
-
-_ASIDE = frozenset(variable.name for variable in NEUTRAL)

@@ -1,7 +1,7 @@
 """What of the Neuron software and hardware is here, told from files alone: nothing of it is imported or started.
 
-TorchNeuron (torch-neuronx 2.14 and later) has a C++ part of its own, `_C`. The older torch-neuronx stands on PyTorch/XLA.
-The packages of these names on PyPI are empty placeholders: importing them works and proves nothing.
+TorchNeuron (torch-neuronx 2.14 and later) has a C++ part of its own, `_C`. The older torch-neuronx stands on
+PyTorch/XLA. The packages of these names on PyPI are empty placeholders: importing them works and proves nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def places(distribution: str) -> list[Path]:
         spec = importlib.util.find_spec(MODULES[distribution])
     except (ImportError, ValueError):
         return []
-    return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or () if os.path.isdir(place)]
+    return (
+        [] if spec is None else [Path(place) for place in spec.submodule_search_locations or () if os.path.isdir(place)]
+    )
 
 
 def version(distribution: str) -> str | None:
@@ -65,7 +67,9 @@ def version(distribution: str) -> str | None:
 def is_placeholder(distribution: str) -> bool:
     """Whether the package has nothing in it but an `__init__.py`."""
     found = places(distribution)
-    return bool(found) and all(path.name in ("__init__.py", "__pycache__") for place in found for path in place.iterdir())
+    return bool(found) and all(
+        path.name in ("__init__.py", "__pycache__") for place in found for path in place.iterdir()
+    )
 
 
 def compiler_program(environ: Mapping[str, str]) -> Path | None:

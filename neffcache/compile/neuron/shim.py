@@ -1,7 +1,7 @@
 """A `neuronx-cc` that refuses to compile, first on PATH: in a strict run a miss then ends the job before a compile.
 
-Whether TorchNeuron starts the program that PATH finds is asked of the installed version (probe `shim_honoured`). Where it
-does not, the counters are watched, and one compile may begin.
+Whether TorchNeuron starts the program that PATH finds is asked of the installed version (probe `shim_honoured`).
+Where it does not, the counters are watched, and one compile may begin.
 """
 
 from __future__ import annotations
