@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neffcache.compile.neuron.notes import Notes
 from neffcache.errors import Unsupported
-from neffcache.key.canonical import digest
+from neffcache.key.canonical import digest, sha256_hex
 from neffcache.store.blobs import SETTLED_NS
 
 READERS = 8
@@ -46,7 +46,8 @@ def content_digest(parts: Sequence[Tree | Program], notes: Notes) -> str:
     """
     files = _files(parts)
     states = _states(files)
-    known = notes.get("content", states)
+    seen = sha256_hex(repr(states).encode())
+    known = notes.get("content", seen)
     if known is not None and isinstance(known.get("sha256"), str):
         return str(known["sha256"])
     with ThreadPoolExecutor(READERS) as pool:
@@ -57,9 +58,9 @@ def content_digest(parts: Sequence[Tree | Program], notes: Notes) -> str:
             hint="wait for the installation to end",
         )
     found = digest(hashes)
-    newest = max(max(state[3], state[4]) for state in states.values())
+    newest = max(max(state[3:]) for _, state in states)
     if time.time_ns() - newest > SETTLED_NS:  # else a further change could leave no trace in the times
-        notes.put("content", states, {"sha256": found, "files": len(files)})
+        notes.put("content", seen, {"sha256": found, "files": len(files)})
     return found
 
 
@@ -88,13 +89,14 @@ def _below(tree: Tree) -> Iterator[tuple[str, Path]]:
                 yield f"{tree.name}/{path.relative_to(tree.base).as_posix()}", path
 
 
-def _states(files: Mapping[str, Path]) -> dict[str, list[int]]:
+def _states(files: Mapping[str, Path]) -> list[tuple[str, tuple[int, int, int, int, int]]]:
+    """Each file's name and device, inode, size, mtime and ctime."""
     try:
-        return {
-            name: [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        return [
+            (name, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
             for name, path in files.items()
             for status in (os.stat(path),)
-        }
+        ]
     except OSError as fault:
         raise _unreadable(fault) from None
 
@@ -104,7 +106,10 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             first = file.readline(4096)
             if first.startswith(b"#!"):
-                return hashlib.sha256(file.read()).hexdigest()
+                rest = file.read()
+                if rest.startswith(b"'''exec'"):  # the form for a path that is too long for a first line
+                    rest = rest.partition(b"\n' '''\n")[2]
+                return hashlib.sha256(rest).hexdigest()
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as fault:

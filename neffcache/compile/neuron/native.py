@@ -1,8 +1,8 @@
 """`native_store` of the Neuron stacks: which files of their caches are results, and what their processes count.
 
 TorchNeuron, below TORCH_NEURONX_NEFF_CACHE_DIR: `ab/cd/<32 hex>.neff`, bare files, written as `.tmp.XXXXXX` beside it
-and renamed; locks in a directory of their own. The layouts of the lowering cache and of NKI's caches are not documented:
-what is no lock, log or temporary is kept there.
+and renamed; locks in a directory of their own. The layouts of the lowering cache and of NKI's caches are not
+documented: what is no lock, log or temporary is kept there.
 libneuronxla, below NEURON_COMPILE_CACHE_URL: `neuronxcc-<version>/MODULE_<graph>+<flags>/` with `model.done` as the
 mark of success; a failure leaves `model.log` in its place.
 """

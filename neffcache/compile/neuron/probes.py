@@ -1,7 +1,7 @@
 """What an installed TorchNeuron does where documentation and source disagree or are silent: asked, never assumed.
 
-Each probe is answered once per installation (toolchain id, runtime, driver, devices), in processes of their own, and the
-answer is noted on this host. One that cannot be asked is `unknown` and treated as its worst outcome.
+Each probe is answered once per installation (toolchain id, runtime, driver, devices), in processes of their own, and
+the answer is noted on this host. One that cannot be asked is `unknown` and treated as its worst outcome.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""A stub: see ../../README.md."""
