@@ -10,8 +10,13 @@ from neffcache.compile.toolchain import NativeStore
 
 def native_store(toolchain: Mapping[str, Any]) -> NativeStore | None:
     """The native store of a toolchain identity's value (a manifest's component), None when its artifacts are ours."""
-    if toolchain.get("native_store") == "inductor":
+    owner = toolchain.get("native_store")
+    if owner == "inductor":
         from neffcache.compile.host.native import InductorStore
 
         return InductorStore()
+    if owner in ("torchneuron", "libneuronxla"):
+        from neffcache.compile.neuron.native import LibneuronxlaStore, TorchNeuronStore
+
+        return TorchNeuronStore() if owner == "torchneuron" else LibneuronxlaStore()
     return None
