@@ -19,8 +19,11 @@ HARNESS = "NEFFCACHE_HOST_HARNESS"
 RANK_PROCESS = "NEFFCACHE_RANK_PROCESS"
 """Process id of the rank; its children (data loaders, compile workers) see it and stay untouched."""
 
+EXPECTED = "NEFFCACHE_EXPECTED"
+"""JSON {variable: value} of what leads a compiler to the run's own directories; a rank that sees others refuses."""
+
 OF_A_RANK = (
-    *(MANIFEST, REPORTS, ON_MISS, HARNESS, RANK_PROCESS),
+    *(MANIFEST, REPORTS, ON_MISS, HARNESS, RANK_PROCESS, EXPECTED),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "NGPU"),
     *("LOG_RANK", "TORCHELASTIC_RUN_ID"),
 )

@@ -79,8 +79,8 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         chosen = {name: given.pop(name) for name in names}
 
         def choose(config: str) -> Request:
+            from neffcache.compile.toolchains import choose as choose_toolchain
             from neffcache.flows.request import make_request
-            from neffcache.flows.resolve import choose_toolchain
 
             toolchain = choose_toolchain(chosen["toolchain"])
             return make_request(config, environ=os.environ, **{**chosen, "toolchain": toolchain})

@@ -18,5 +18,5 @@ def native_store(toolchain: Mapping[str, Any]) -> NativeStore | None:
     if owner in ("torchneuron", "libneuronxla"):
         from neffcache.compile.neuron.native import LibneuronxlaStore, TorchNeuronStore
 
-        return TorchNeuronStore() if owner == "torchneuron" else LibneuronxlaStore()
+        return TorchNeuronStore(toolchain) if owner == "torchneuron" else LibneuronxlaStore()
     return None

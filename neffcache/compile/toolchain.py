@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,14 +63,32 @@ class Compiled:
 
 
 class Toolchain(Protocol):
-    """A compiler and its framework."""
+    """A compiler and its framework, for one request."""
 
     name: str
     capabilities: frozenset[str]  # "compile_graph": a graph in, artifacts out; "native_store": it owns a cache
 
+    harness: bool
+    """Whether the CPU stands for TorchTitan's device."""
+
+    @property
+    def first_line(self) -> str:
+        """What every command that uses the toolchain says first: what its artifacts are."""
+        ...
+
     def identity(self, environ: Mapping[str, str], world_size: int) -> Identity: ...
 
-    def environment(self, environ: Mapping[str, str], world_size: int) -> dict[str, str]: ...
+    def environment(self, environ: Mapping[str, str], world_size: int) -> dict[str, str]:
+        """What every process of the job must see before Python starts. Raises Usage for a contradiction."""
+        ...
+
+    def cleared(self) -> tuple[str, ...]:
+        """Variables that no process of the job may see."""
+        ...
+
+    def settings(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """TorchTitan options that it needs besides those that the user `said`. Raises Usage for a contradiction."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class Counters:
     `compiles` are compilations that it began, whatever came of them; `hits` and `misses` are look-ups in its own cache
     (a miss need not compile: a rank may wait for a sibling); `keys` its own names of the graphs that this process used,
     None when it does not tell, and `others` those of its other entries; `errors` are compile errors that it met;
-    `detail` is every count that it gave.
+    `detail` is every count that it gave; `labels` says of a key what it is, as far as the compiler tells.
     """
 
     compiles: int
@@ -90,6 +108,7 @@ class Counters:
     others: frozenset[str] = frozenset()
     errors: int = 0
     detail: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class NativeStore(Protocol):
@@ -121,6 +140,30 @@ class NativeStore(Protocol):
 
     def check_environment(self, environ: Mapping[str, str]) -> None:
         """Refuse settings of the user under which the compiler would not use these directories. Raises Usage."""
+        ...
+
+    def refusing(self, environ: Mapping[str, str], private: Path, mark: Path) -> dict[str, str]:
+        """Variables under which compiler processes refuse to compile, for a strict run; {} where it cannot be had.
+
+        A refusal makes the file `mark`; `refused` tells what was asked.
+        """
+        ...
+
+    def refused(self, private: Path) -> list[str]:
+        """Command lines of compiles that were refused in the run of that private directory."""
+        ...
+
+    def says(self, environ: Mapping[str, str]) -> str:
+        """When a strict run learns of a compile, as the report says it."""
+        ...
+
+    def apart(
+        self, environ: Mapping[str, str], target: str, lnc: int, note: Callable[[str], None]
+    ) -> dict[str, str] | None:
+        """Variables under which a rank alone, in a fake process group, compiles and executes nothing; None: it cannot.
+
+        Raises Unsupported when a warm can neither do that nor run the job on this host.
+        """
         ...
 
     def counters(self, *, names: bool = True) -> Counters:

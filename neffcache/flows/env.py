@@ -11,7 +11,7 @@ from pathlib import Path
 
 from neffcache.errors import StoreFault
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, resolve
+from neffcache.flows.resolve import first_line, resolve
 from neffcache.flows.run import Prepared, check_environment, manifest_to_run, prepare
 from neffcache.flows.warm import Progress
 from neffcache.flows.workers import aside, scratch
@@ -39,7 +39,7 @@ def env(
     progress = progress or Progress()
     check_environment(environ)
     with scratch(store.root / "tmp" if store.writable else aside(environ)) as place:
-        progress.note(FIRST_LINE[request.toolchain])
+        progress.note(first_line(request))
         job = resolve(request, environ, place)
         manifest = manifest_to_run(job, store, environ, on_miss, progress)
     own = _directory(store, manifest, environ)

@@ -13,7 +13,7 @@ from neffcache.flows.check import Checked, check_job
 from neffcache.flows.costs import WORKER_BYTES
 from neffcache.flows.keys import compare, manifest_key
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, trace_job
 from neffcache.flows.warm import usable
 from neffcache.flows.workers import aside, scratch
@@ -123,7 +123,7 @@ def explain(
     Raises Usage, Unsupported, StoreFault.
     """
     with scratch(aside(environ)) as place:
-        progress(FIRST_LINE[request.toolchain])
+        progress(first_line(request))
         job = resolve(request, environ, place)
         checked = check_job(job, store)
         if checked.state == "HIT":

@@ -32,7 +32,7 @@ def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[
         variables.MANIFEST: str(view / "manifest.json"),
         variables.REPORTS: str(place / "reports"),
         variables.ON_MISS: on_miss,
-        variables.HARNESS: "1",
+        variables.HARNESS: "1" if job.harness else "0",
         # Inductor writes the sources of what it loads; nobody else's cache may be found there.
         "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.workers import aside, call, scratch
 
 MAX_CULPRITS = 8
@@ -73,7 +73,7 @@ def lint(
     """Lint one configuration; raises NeffcacheError when it cannot be traced at all."""
     with scratch(aside(environ)) as place:
         if job is None:
-            progress(FIRST_LINE[request.toolchain])
+            progress(first_line(request))
             job = resolve(request, environ, place)
         report = LintReport(request.config)
 
@@ -82,14 +82,14 @@ def lint(
             return call(
                 "neffcache.flows.worker_trace",
                 {
-                    "arguments": list(job.arguments),
+                    "arguments": list(job.trace_arguments),
                     "rank": 0,
                     "world_size": job.world_size,
                     "cpu": True,
                     "into": str(place / f"lint-{report.traces}"),
                     "changes": dict(changes),
                 },
-                {**environ, **job.environment},
+                job.base(environ),
                 place,
             )
 

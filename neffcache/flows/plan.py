@@ -12,7 +12,7 @@ from neffcache.compile import pool
 from neffcache.errors import Unsupported
 from neffcache.flows.costs import WORKER_BYTES, Costs, Estimate, costs_of, makespan, worker_bytes
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, trace_job
 from neffcache.flows.warm import current_manifest, usable
 from neffcache.flows.workers import aside, scratch
@@ -126,7 +126,7 @@ def plan(
     Raises Usage, Unsupported, StoreFault.
     """
     with scratch(aside(environ)) as place:
-        progress(FIRST_LINE[request.toolchain])
+        progress(first_line(request))
         job = resolve(request, environ, place)
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):

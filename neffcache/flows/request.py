@@ -112,5 +112,6 @@ def make_request(
         toolchain=toolchain,
         options=final,
         dropped=tuple(f"{entry.option}: {entry.reason}" for entry in final.dropped),
-        native=native,
+        # A compiler that always owns its cache is asked the same with and without the flag.
+        native=native and toolchain == "host",
     )

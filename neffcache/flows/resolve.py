@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from neffcache.compile.host.native import InductorStore as HostStore
+from neffcache.compile.neuron import installation
+from neffcache.compile.neuron.environment import unread
 from neffcache.compile.stores import native_store
-from neffcache.compile.toolchain import NativeStore
+from neffcache.compile.toolchain import NativeStore, Toolchain
+from neffcache.compile.toolchains import toolchain
 from neffcache.errors import Unsupported, Usage
 from neffcache.flows.request import Request
 from neffcache.flows.workers import call
@@ -33,6 +36,17 @@ class Job:
     environment: Mapping[str, str]
     versions: Mapping[str, str]
     option_values: Mapping[str, str]
+    cleared: tuple[str, ...] = ()
+    harness: bool = True
+
+    def base(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """`environ` without the variables that no process of the job may see, and with those that all must see."""
+        return {**{name: value for name, value in environ.items() if name not in self.cleared}, **self.environment}
+
+    @property
+    def trace_arguments(self) -> tuple[str, ...]:
+        """TorchTitan's arguments for a trace on the CPU, which captures graphs where Inductor would take them."""
+        return self.arguments if self.harness else (*self.arguments, "--compile.backend", "inductor")
 
     @property
     def toolchain_id(self) -> str:
@@ -58,52 +72,27 @@ class Job:
         )
 
 
-def choose_toolchain(name: str) -> str:
-    """`host` or `neuron` for `host|neuron|auto`; Unsupported when neuron was asked for and is not there."""
-    state = neuron_state()
-    if name == "neuron" or (name == "auto" and state == "native"):
-        if state != "native":
-            raise Unsupported(
-                {
-                    "absent": "the Neuron toolchain is not installed: there is no package torch_neuronx",
-                    "placeholder": "torch_neuronx here is PyPI's empty placeholder, not TorchNeuron",
-                    "xla": "torch_neuronx here is the older PyTorch/XLA stack, which this version does not warm",
-                }[state],
-                hint="install TorchNeuron from the vendor's package index, or use --toolchain host",
-            )
-        raise Unsupported(
-            "the Neuron toolchain is not built in this version of neffcache",
-            hint="use --toolchain host; its artifacts are no NEFFs",
-        )
-    return "host"
+def toolchain_of(request: Request) -> Toolchain:
+    """The toolchain of a request, as an object to ask."""
+    return toolchain(
+        request.toolchain,
+        native=request.native,
+        options=request.options,
+        target=request.placement.target,
+        lnc=request.placement.lnc,
+        ranks_per_node=request.placement.ranks_per_node,
+        settings=request.settings,
+    )
 
 
-FIRST_LINE = {"host": "toolchain host: Inductor on this CPU; its artifacts are no NEFFs"}
-"""What every command that uses a toolchain says first, so that nobody can take a host artifact for a NEFF."""
-
-
-def neuron_state() -> str:
-    """`absent`, `placeholder`, `xla` or `native`, told by what the package holds, without importing it."""
-    spec = importlib.util.find_spec("torch_neuronx")
-    if spec is None:
-        return "absent"
-    places = [Path(place) for place in spec.submodule_search_locations or []]
-    files = {path.name for place in places for path in place.iterdir()} if places else set()
-    if any(name.startswith("_C") for name in files):
-        return "native"
-    return "xla" if any(name.startswith(("xla", "_XLAC")) for name in files) else "placeholder"
+def first_line(request: Request) -> str:
+    """What every command that uses a toolchain says first, so that nobody can take a host artifact for a NEFF."""
+    return toolchain_of(request).first_line
 
 
 def titan_installed() -> bool:
     """Whether TorchTitan and torch can be imported here, told without importing them."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "torchtitan"))
-
-
-def toolchain_environment(environ: Mapping[str, str], world_size: int, *, native: bool = False) -> dict[str, str]:
-    """What the host toolchain needs in the environment, before Python imports torch."""
-    from neffcache.compile.host.identity import environment
-
-    return environment(environ, world_size, native=native)
 
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
@@ -114,32 +103,34 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
             hint="pip install 'neffcache[host]'; without it: neffcache check --by-ref, ls, show, verify",
         )
     world = request.placement.world_size
+    tool = toolchain_of(request)
     if request.native:
         HostStore().check_environment(environ)
-    environment = toolchain_environment(environ, world, native=request.native)
+    environment, cleared = tool.environment(environ, world), tool.cleared()
     found = call(
         "neffcache.flows.worker_resolve",
         {
             "module": request.module,
             "function": request.function,
-            "settings": dict(request.settings),
+            "settings": {**tool.settings(request.settings), **request.settings},
             "world_size": world,
-            "cpu": True,
+            "cpu": tool.harness,
+            "toolchain": request.toolchain,
             "native": request.native,
         },
-        {**environ, **environment},
+        {**{name: value for name, value in environ.items() if name not in cleared}, **environment},
         directory,
     )
     mesh = resolve_mesh(Mesh(**found["mesh"]), world)
-    toolchain = found["toolchain"]["value"]
+    identity = found["toolchain"]["value"]
     key = job_key(
         workload=workload_component(found["document"]),
         target=request.placement.target_component(),
         lnc=request.placement.lnc_component(),
-        toolchain=toolchain,
+        toolchain=identity,
         options=request.options.component(),
     )
-    if key.components["toolchain"].sha256 != digest(toolchain):
+    if key.components["toolchain"].sha256 != digest(identity):
         raise Usage("the toolchain's identity has no canonical form")
     return Job(
         request=request,
@@ -147,8 +138,10 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         arguments=tuple(found["arguments"]),
         mesh=mesh,
         replaced=tuple(found["replaced"]),
-        warnings=tuple(placement_warnings(mesh, request.placement)),
+        warnings=(*placement_warnings(mesh, request.placement), *unread(environ, installation.stack())),
         environment=environment,
         versions={**found["toolchain"]["versions"], "torchtitan": found["torchtitan"]},
         option_values=found["options"],
+        cleared=cleared,
+        harness=tool.harness,
     )

@@ -19,7 +19,7 @@ from neffcache.flows.launch import default_command, launch, run_environment
 from neffcache.flows.missed import keep_missed
 from neffcache.flows.native import blank_manifest, prove, used_keys
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.warm import Progress, current_manifest, warm
 from neffcache.flows.workers import aside, scratch
 from neffcache.runtime.report import MISSED, TEXTS, RankReport
@@ -81,7 +81,7 @@ def run(
         )
     # A read-only store is read; what a run writes beside it goes to the system's temporary place.
     with scratch(store.root / "tmp" if store.writable else aside(environ)) as place:
-        progress.note(FIRST_LINE[request.toolchain])
+        progress.note(first_line(request))
         job = resolve(request, environ, place)
         progress.note(job.describe())
         for entry in job.replaced:

@@ -119,13 +119,13 @@ def _trace_ranks(
                         Worker(
                             "neffcache.flows.worker_trace",
                             {
-                                "arguments": list(job.arguments),
+                                "arguments": list(job.trace_arguments),
                                 "rank": rank,
                                 "world_size": job.world_size,
                                 "cpu": True,
                                 "into": str(directory / f"rank-{rank}"),
                             },
-                            {**environ, **job.environment},
+                            job.base(environ),
                             directory,
                         )
                     ),

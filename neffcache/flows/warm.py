@@ -16,7 +16,7 @@ from neffcache.errors import Bug, NeffcacheError, Unsupported
 from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
 from neffcache.flows.native import NativeWarm, warm_native
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
 from neffcache.store.index import Cost
@@ -111,7 +111,7 @@ def warm(
     started = time.monotonic()
     with scratch(store.root / "tmp") as place:
         if job is None:
-            progress.note(FIRST_LINE[request.toolchain])
+            progress.note(first_line(request))
             job = resolve(request, environ, place)
             progress.note(job.describe())
         result = WarmResult(job)

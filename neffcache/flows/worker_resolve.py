@@ -10,11 +10,12 @@ from neffcache.flows.workers import answer
 
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
-    """{"module", "function", "settings", "world_size", "cpu", "native"} -> what a `Job` holds."""
-    from neffcache.compile.host.toolchain import HostToolchain
+    """{"module", "function", "settings", "world_size", "cpu", "toolchain", "native"} -> what a `Job` holds."""
+    from neffcache.compile import toolchains
 
     # First of all: a program may change what the toolchain is made of, and its identity is that of a fresh process.
-    identity = HostToolchain(native=given["native"]).identity(os.environ, given["world_size"])
+    world = given["world_size"]
+    identity = toolchains.identity(given["toolchain"], os.environ, world, native=given["native"])
 
     from neffcache.trace import titan
     from neffcache.trace.document import workload_document

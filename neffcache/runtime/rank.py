@@ -16,7 +16,7 @@ import wrapt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neffcache import variables
-from neffcache.compile.host.identity import identity_in_rank
+from neffcache.compile.toolchains import identity_in_rank
 from neffcache.errors import Bug, Mismatch, NeffcacheError
 from neffcache.key.compare import Difference
 from neffcache.runtime.identity import place_differences, toolchain_differences, workload_differences
@@ -52,7 +52,7 @@ class Rank:
         self.environ = environ
         self.on_miss = environ.get(variables.ON_MISS, "fail")
         # Before any program code: what a program changes later is in each graph's own settings.
-        self.identity = identity_in_rank(manifest.components["toolchain"]["value"])
+        self.identity = identity_in_rank(manifest.components["toolchain"]["value"], environ)
         self._first_optimizer: int | None = None
         for number, ranks in enumerate(manifest.rank_classes):
             if has_rank(ranks.ranks, self.report.rank):

@@ -144,7 +144,7 @@ def look(
                 continue
             if hashed is None or hashed[1] != Identity.of(status):
                 left[path] = "moving"
-            elif status.st_size and not rule.whole(path, directory / path):
+            elif not rule.whole(path, directory / path):
                 left[path] = "broken"
             else:
                 mode = 0o555 if status.st_mode & 0o111 else 0o444

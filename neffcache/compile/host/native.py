@@ -20,7 +20,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,20 @@ class InductorStore:
                     hint=f"unset {name}",
                     details={"variable": name, "said": said, "needed": ours},
                 )
+
+    def refusing(self, environ: Mapping[str, str], private: Path, mark: Path) -> dict[str, str]:
+        return {}  # the audit hook of each rank sees g++ before it starts
+
+    def refused(self, private: Path) -> list[str]:
+        return []
+
+    def says(self, environ: Mapping[str, str]) -> str:
+        return "before a compiler starts"
+
+    def apart(
+        self, environ: Mapping[str, str], target: str, lnc: int, note: Callable[[str], None]
+    ) -> dict[str, str] | None:
+        return None  # a compile of Inductor is a run
 
     def counters(self, *, names: bool = True) -> Counters:
         """From `torch._dynamo.utils.counters`, and `torch.compiler.save_cache_artifacts`, which names the entries.

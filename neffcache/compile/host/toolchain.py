@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from neffcache.compile.host import identity as host
 from neffcache.compile.toolchain import Identity
@@ -15,6 +16,8 @@ class HostToolchain:
     """
 
     name = host.NAME
+    harness = True
+    first_line = "toolchain host: Inductor on this CPU; its artifacts are no NEFFs"
     capabilities = frozenset({"compile_graph", "native_store"})
 
     def __init__(self, *, native: bool = False) -> None:
@@ -25,3 +28,9 @@ class HostToolchain:
 
     def environment(self, environ: Mapping[str, str], world_size: int) -> dict[str, str]:
         return host.environment(environ, world_size, native=self.native)
+
+    def cleared(self) -> tuple[str, ...]:
+        return ()
+
+    def settings(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        return {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neffcache.compile.neuron import installation
+from neffcache.compile.neuron import installation, shim
 from neffcache.compile.neuron.content import Program, Tree, content_digest
 from neffcache.compile.neuron.installation import COMPILER, LIBNEURONXLA, NKI, TORCH, TORCH_NEURONX
 from neffcache.compile.neuron.notes import Notes
@@ -30,8 +30,13 @@ REASONS: Mapping[str, str] = {
 HINT = "install TorchNeuron from the vendor's package index, or use --toolchain host"
 
 
-def identity(environ: Mapping[str, str]) -> Identity:
-    """The identity of this installation. Raises Unsupported (exit 8) naming what cannot be told and why."""
+def identity(environ: Mapping[str, str], *, asking: bool = True) -> Identity:
+    """The identity of this installation. Raises Unsupported (exit 8) naming what cannot be told and why.
+
+    A training process starts no compiler: with `asking` false the program on PATH is not asked for its version, which
+    whoever launched the process has done.
+    """
+    environ = shim.without(environ)
     stack = installation.stack()
     if stack in REASONS:
         raise Unsupported(REASONS[stack], hint=HINT)
@@ -42,7 +47,7 @@ def identity(environ: Mapping[str, str]) -> Identity:
         "stack": stack,
         "native_store": NATIVE_STORES[stack],
         TORCH_NEURONX: _package(TORCH_NEURONX, notes),
-        COMPILER: compiler(environ, notes),
+        COMPILER: compiler(environ, notes, asking=asking),
         NKI: _nki(notes),
         TORCH: _package(TORCH, notes, suffix=".py"),
         # Names the extension modules that this Python loads.
@@ -75,7 +80,7 @@ def _package(distribution: str, notes: Notes, *more: Program, suffix: str = "") 
     return {"version": version, "sha256": content_digest([*trees, *more], notes)}
 
 
-def compiler(environ: Mapping[str, str], notes: Notes) -> dict[str, str]:
+def compiler(environ: Mapping[str, str], notes: Notes, *, asking: bool = True) -> dict[str, str]:
     """Version and content of the compiler. TorchNeuron starts it by name, so the program that PATH finds counts too.
 
     Raises Unsupported when that program is not of the package that this Python sees: which of the two would compile
@@ -88,7 +93,7 @@ def compiler(environ: Mapping[str, str], notes: Notes) -> dict[str, str]:
             hint="activate the environment that it is installed in",
         )
     found = _package(COMPILER, notes, Program(installation.PROGRAM, path))
-    told = program_version(path, environ, notes, found)
+    told = program_version(path, environ, notes, found) if asking else found["version"]
     if told != found["version"]:
         raise Unsupported(
             f"two compilers: the package {COMPILER} is {found['version']}, {installation.PROGRAM} on PATH says {told}",

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from neffcache.compile.neuron import internals
+from neffcache.compile.neuron import installation, internals, probes, shim
 from neffcache.compile.neuron.environment import (
+    COMPILE_ONLY,
     DIRECTORIES,
     METRICS,
     OFF_SWITCHES,
@@ -24,7 +26,8 @@ from neffcache.compile.neuron.environment import (
     lock_timeout,
 )
 from neffcache.compile.neuron.installation import Stack
-from neffcache.compile.toolchain import Counters
+from neffcache.compile.neuron.operators import operator_of
+from neffcache.compile.toolchain import Counters, Identity
 from neffcache.errors import Unsupported, Usage
 from neffcache.store.native import Rules, Verdict
 
@@ -49,6 +52,9 @@ class NeffRules:
     def locks(self, path: str) -> Sequence[str]:
         return ()  # they lie in a host-local directory of their own, and results appear by rename
 
+    def whole(self, path: str, file: Path) -> bool:
+        return True  # a NEFF's length is not in its name: what was renamed is taken as whole, and proved by the replay
+
     def graph(self, path: str) -> str | None:
         match = self._artifact.fullmatch(path)
         return None if match is None else match[3]
@@ -65,6 +71,9 @@ class OpaqueRules:
 
     def locks(self, path: str) -> Sequence[str]:
         return (f"{path}.lock",)
+
+    def whole(self, path: str, file: Path) -> bool:
+        return True
 
     def graph(self, path: str) -> str | None:
         return None
@@ -94,6 +103,13 @@ class ModuleRules:
     def locks(self, path: str) -> Sequence[str]:
         return ()  # a lock here is a file's existence and outlives its owner: `model.done` says what is finished
 
+    def whole(self, path: str, file: Path) -> bool:
+        """An entry stands or falls as one: with an empty NEFF its other files are worth nothing."""
+        try:
+            return (file.parent / "model.neff").stat().st_size > 0
+        except OSError:
+            return False
+
     def graph(self, path: str) -> str | None:
         match = self._entry.fullmatch(path)
         return None if match is None else PurePosixPath(match[1]).name
@@ -106,8 +122,10 @@ class TorchNeuronStore:
     rules: Sequence[Rules] = (NeffRules(), OpaqueRules("hlo"), OpaqueRules("nki"))
     overlay = False  # locks lie elsewhere, and a result that is there is not written again
     refuses_compilers = False
+    misses_repeat = False  # a rank may wait for a sibling
 
-    def __init__(self) -> None:
+    def __init__(self, toolchain: Mapping[str, Any] | None = None) -> None:
+        self.identity = Identity("neuron", toolchain or {})
         self._disk: dict[str, str | None] = {}
 
     def environment(self, stores: Path, private: Path) -> dict[str, str]:
@@ -124,14 +142,51 @@ class TorchNeuronStore:
             )
         _refuse_remote(environ, self.stack)
 
-    def counters(self) -> Counters:
-        """The documented counters, once torch_neuronx has been imported; pending compiles are not waited for."""
+    def refusing(self, environ: Mapping[str, str], private: Path, mark: Path) -> dict[str, str]:
+        real = installation.compiler_program(environ)
+        return {} if real is None else shim.install(private, environ, real, mark)
+
+    def refused(self, private: Path) -> list[str]:
+        return shim.refused(private)
+
+    def says(self, environ: Mapping[str, str]) -> str:
+        answers = probes.known(self.identity, environ) or probes.UNASKED
+        if answers.is_("shim_honoured", "yes"):
+            return "before a compile begins: neuronx-cc on PATH refuses"
+        asked = "is not known to start" if answers is probes.UNASKED else "does not start"
+        return f"within a second of its counters: TorchNeuron {asked} the neuronx-cc on PATH, so one compile may begin"
+
+    def apart(
+        self, environ: Mapping[str, str], target: str, lnc: int, note: Callable[[str], None]
+    ) -> dict[str, str] | None:
+        answers = probes.ask(self.identity, environ, target=target, lnc=lnc, progress=note)
+        if answers.is_("compile_only", "yes"):
+            return {COMPILE_ONLY: "1"}
+        if installation.hardware(environ).devices:
+            return None
+        why = answers.reasons.get("compile_only", "")
+        raise Unsupported(
+            "there is no Neuron device here, and the installed TorchNeuron does not compile without one",
+            hint="warm on a host with devices, or see `neffcache doctor` for the probe compile_only",
+            details={"probe": "compile_only", "outcome": answers.outcomes.get("compile_only", "unknown"), "why": why},
+        )
+
+    def counters(self, *, names: bool = True) -> Counters:
+        """The documented counters, once torch_neuronx has been imported.
+
+        With `names` compiles that were begun are waited for first: the counts of a step are whole.
+        """
         if not internals.loaded():
-            return Counters(0, 0, 0)
+            return Counters(0, 0, 0, frozenset() if names else None)
+        keys = None
+        if names:
+            internals.synchronize()
+            keys = self._keys()
         found = internals.stats()
         hits = found["persistent_hits"] + found["in_memory_hits"]
         misses = found["persistent_misses"] + found["in_memory_misses"]
-        return Counters(found["total_compilations"], hits, misses, self._keys(), 0, found)
+        labels = {disk: operator_of(key) for key, disk in self._disk.items() if disk is not None} if names else {}
+        return Counters(found["total_compilations"], hits, misses, keys, detail=found, labels=labels)
 
     def _keys(self) -> frozenset[str] | None:
         """The on-disk keys that this process used, None when the installed version does not tell."""
@@ -150,8 +205,9 @@ class LibneuronxlaStore:
     rules: Sequence[Rules] = (ModuleRules(),)
     overlay = True  # it makes a lock beside each entry that it reads
     refuses_compilers = False
+    misses_repeat = False
 
-    def __init__(self) -> None:
+    def __init__(self, toolchain: Mapping[str, Any] | None = None) -> None:
         self._at_start: frozenset[str] | None = None
 
     def environment(self, stores: Path, private: Path) -> dict[str, str]:
@@ -167,14 +223,34 @@ class LibneuronxlaStore:
                 )
         _refuse_remote(environ, self.stack)
 
-    def counters(self) -> Counters:
+    def refusing(self, environ: Mapping[str, str], private: Path, mark: Path) -> dict[str, str]:
+        real = installation.compiler_program(environ)
+        return {} if real is None else shim.install(private, environ, real, mark)
+
+    def refused(self, private: Path) -> list[str]:
+        return shim.refused(private)
+
+    def says(self, environ: Mapping[str, str]) -> str:
+        return "within a second of its directory: whether libneuronxla starts the neuronx-cc on PATH was never asked"
+
+    def apart(
+        self, environ: Mapping[str, str], target: str, lnc: int, note: Callable[[str], None]
+    ) -> dict[str, str] | None:
+        if not installation.hardware(environ).devices:
+            raise Unsupported(
+                "there is no Neuron device here, and the PyTorch/XLA stack is warmed by running the job",
+                hint="warm on a host with devices",
+            )
+        return None
+
+    def counters(self, *, names: bool = True) -> Counters:
         """`compiles` are entries that appeared in the directory since the first call, by whichever rank of the node."""
-        names = _entries(Path(os.environ.get(XLA_URL, "")))
+        present = _entries(Path(os.environ.get(XLA_URL, "")))
         if self._at_start is None:
-            self._at_start = names
-        fresh = names - self._at_start
+            self._at_start = present
+        fresh = present - self._at_start
         failed = {name for name in fresh if name.endswith("/model.log")}
-        return Counters(len({name.rpartition("/")[0] for name in fresh}), 0, 0, None, len(failed))
+        return Counters(len({name.rpartition("/")[0] for name in fresh}), 0, 0, errors=len(failed))
 
 
 def _entries(root: Path) -> frozenset[str]:
