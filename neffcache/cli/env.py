@@ -44,11 +44,13 @@ def command(
         output.note(f"command: {shlex.join(ready.command)}")
     document = {
         "environment": dict(ready.environment),
+        "unset": list(ready.job.cleared),
         "command": list(ready.command),
         "view": str(ready.view.path),
         "manifest": ready.manifest.id,
         "cache_key": ready.job.key.cache_key,
         "directory": str(own),
     }
-    output.emit(document, [f"export {name}={shlex.quote(value)}" for name, value in ready.environment.items()])
+    lines = [f"unset {name}" for name in ready.job.cleared]
+    output.emit(document, lines + [f"export {name}={shlex.quote(value)}" for name, value in ready.environment.items()])
     return 0

@@ -44,7 +44,7 @@ def env(
         manifest = manifest_to_run(job, store, environ, on_miss, progress)
     own = _directory(store, manifest, environ)
     try:
-        return prepare(job, manifest, store, own, command=command, on_miss=on_miss), own
+        return prepare(job, manifest, store, own, environ=environ, command=command, on_miss=on_miss), own
     except BaseException:
         shutil.rmtree(own, ignore_errors=True)
         raise

@@ -115,6 +115,12 @@ def _rank_fault(report: RankReport, on_miss: str) -> NeffcacheError | None:
             hint="neffcache warm the configuration again",
             details={"rank": rank, "compiler_processes": report.compiler_processes[:20]},
         )
+    if on_miss == "fail" and report.native.get("looked") == 0:
+        return Mismatch(
+            f"the compiler of rank {rank} counted not one look-up in its cache, so its counters prove nothing",
+            hint="its counters are off, or the command does not use this compiler: see `neffcache doctor`",
+            details={"rank": rank, "counters": report.native.get("counters", {})},
+        )
     misses, replayed = report.native.get("misses", 0), report.native.get("allowed")
     if on_miss == "fail" and replayed is not None and misses > replayed:
         return Miss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from neffcache import variables
 from neffcache.errors import CommandFailed
 from neffcache.flows.resolve import Job
 from neffcache.lifetime import end_group
-from neffcache.runtime.report import RankReport, any_refused, read_reports
+from neffcache.runtime.report import REFUSED, RankReport, any_refused, read_reports
 
 GRACE = 10.0
 """Seconds that a job has to end by itself after one of its ranks refused."""
@@ -25,8 +26,13 @@ TORCHRUN_GRACE = 35.0
 """Seconds after SIGTERM; torchrun takes 30 to end ranks that do not listen."""
 
 
-def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[str, str]:
-    """The variables that `run` sets, all of them before Python starts. Directories below `place` are this run's own."""
+def run_environment(
+    job: Job, view: Path, place: Path, *, on_miss: str, leading: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables that `run` sets, all of them before Python starts. Directories below `place` are this run's own.
+
+    `leading` are those that lead a compiler to its directories: every rank must see exactly these.
+    """
     return {
         **job.environment,
         variables.MANIFEST: str(view / "manifest.json"),
@@ -35,7 +41,25 @@ def run_environment(job: Job, view: Path, place: Path, *, on_miss: str) -> dict[
         variables.HARNESS: "1" if job.harness else "0",
         # Inductor writes the sources of what it loads; nobody else's cache may be found there.
         "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+        **({} if leading is None else {**leading, variables.EXPECTED: json.dumps(dict(leading), sort_keys=True)}),
     }
+
+
+def refused_mark(reports: Path) -> Path:
+    """The file that a refusing compiler makes: the watch over a launch looks for it."""
+    return reports / f"{REFUSED}compiler"
+
+
+def alone(rank: int, world_size: int) -> dict[str, str]:
+    """What makes a process that no launcher started one rank of a fake process group."""
+    size = str(world_size)
+    return {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": "1", "NGPU": size}
+
+
+def single_command(job: Job, dump_folder: Path, steps: int) -> tuple[str, ...]:
+    """TorchTitan as one rank of a fake process group (`comm.mode`, which no graph sees)."""
+    arguments = [*job.arguments, "--dump_folder", str(dump_folder), "--training.steps", str(steps)]
+    return (sys.executable, "-m", "torchtitan.train", *arguments, "--comm.mode", "fake_backend")
 
 
 def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:

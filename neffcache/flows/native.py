@@ -15,16 +15,18 @@ import platform
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neffcache.compile.neuron.operators import Operators, group
 from neffcache.compile.toolchain import NativeStore
 from neffcache.errors import CommandFailed, CompileFailed, Miss, NeffcacheError, StoreFault, Unsupported
 from neffcache.flows.gate import fault_of
-from neffcache.flows.launch import default_command, launch, run_environment
+from neffcache.flows.launch import alone, default_command, launch, refused_mark, run_environment, single_command
 from neffcache.flows.resolve import Job
+from neffcache.flows.tracing import representative_ranks
 from neffcache.runtime.report import RankReport
 from neffcache.store.files import write_temporary
 from neffcache.store.local import LocalStore
@@ -44,6 +46,32 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Cast:
+    """Which ranks run in a warm: rank -> the ranks that it stands for.
+
+    `apart` are the variables under which each of them runs alone, in a fake process group, and executes nothing; None:
+    all ranks run together.
+    """
+
+    members: Mapping[int, tuple[int, ...]]
+    apart: Mapping[str, str] | None = None
+
+    @classmethod
+    def whole(cls, job: Job) -> Cast:
+        return cls({rank: (rank,) for rank in range(job.world_size)})
+
+    @classmethod
+    def corners(cls, job: Job, apart: Mapping[str, str]) -> Cast:
+        """The first and the last rank, which differ in every coordinate of the mesh."""
+        last = job.world_size - 1
+        return cls({0: tuple(range(last)) or (0,), **({last: (last,)} if last else {})}, apart)
+
+    def reporting(self, job: Job) -> int:
+        """How many ranks must report."""
+        return job.request.placement.ranks_per_node if self.apart is None else len(self.members)
+
+
+@dataclass(frozen=True)
 class NativeWarm:
     """A complete manifest and how it came about.
 
@@ -55,6 +83,7 @@ class NativeWarm:
     hit: int
     record_seconds: float
     replay_seconds: float
+    operators: Operators | None = None
 
     @property
     def graphs(self) -> int:
@@ -71,6 +100,7 @@ class NativeWarm:
                 for name, left in self.collected.left_out.items()
             ],
             "bytes": self.collected.size,
+            **({} if self.operators is None else {"operators": self.operators.to_json()}),
             "seconds": {"record": round(self.record_seconds, 3), "replay": round(self.replay_seconds, 3)},
         }
 
@@ -84,7 +114,10 @@ def warm_native(
     """
     native = _native(job)
     native.check_environment(environ)
-    if job.request.placement.nodes > 1:
+    placement = job.request.placement
+    apart = native.apart(job.base(environ), placement.target, placement.lnc, note)
+    cast = Cast.whole(job) if apart is None else Cast.corners(job, apart)
+    if apart is None and placement.nodes > 1:
         raise Unsupported(
             f"{job.request.config} runs on {job.request.placement.nodes} nodes, and its compiler's own cache can only "
             "be warmed by the real job",
@@ -92,10 +125,10 @@ def warm_native(
         )
     if seed is not None:
         try:
-            return _warm(job, native, store, environ, place / "seeded", seed, note)
+            return _warm(job, native, store, environ, place / "seeded", cast, seed, note)
         except (CompileFailed, Unsupported) as fault:
             note(f"what the store had of this job did not do ({fault.message}): starting from nothing")
-    return _warm(job, native, store, environ, place / "empty", None, note)
+    return _warm(job, native, store, environ, place / "empty", cast, None, note)
 
 
 def _warm(
@@ -104,27 +137,39 @@ def _warm(
     store: LocalStore,
     environ: Mapping[str, str],
     place: Path,
+    cast: Cast,
     seed: Manifest | None,
     note: Note,
 ) -> NativeWarm:
     stores = private_stores(job, native, store, place, seed)
     before = "no cache" if seed is None else "what the store has"
-    note(f"recording: {job.world_size} ranks train {STEPS} steps from {before}")
+    who = f"{job.world_size} ranks train" if cast.apart is None else "single ranks compile and execute nothing for"
+    note(f"recording: {who} {STEPS} steps from {before}, with the compiler's cache in {stores}")
     started = time.monotonic()
     try:
         with neutral_path(stores) as seen:
-            status, reports = train(job, native, blank_manifest(job), seen, environ, place / "record", on_miss=RECORD)
+            status, reports = train(
+                job, native, blank_manifest(job), seen, environ, place / "record", cast, on_miss=RECORD
+            )
+            if cast.apart is not None and status == 0 and len(classes_of(reports, native, cast)) > 1:
+                cast = Cast(representative_ranks(job.mesh, job.world_size), cast.apart)
+                note(f"graphs differ by rank: compiling for {len(cast.members)} ranks")
+                status, reports = train(
+                    job, native, blank_manifest(job), seen, environ, place / "all", cast, on_miss=RECORD
+                )
     except BaseException:  # interrupted: its processes have ended, hours of compiling may lie there
         _keep(job, store, collect(store, stores, native.rules))
         raise
     seconds = time.monotonic() - started
-    fault = _recording_fault(job, reports, status, place / "record" / "log")
+    fault = _recording_fault(job, reports, status, place / "record" / "log", cast)
     collected = collect(store, stores, native.rules, used=None if fault else used_keys(reports))
     note(describe(collected))
     if fault is not None:
         _keep(job, store, collected)
         raise fault
-    return prove(job, native, store, environ, place, collected, reports, seed=seed, seconds=seconds, note=note)
+    return prove(
+        job, native, store, environ, place, collected, reports, cast=cast, seed=seed, seconds=seconds, note=note
+    )
 
 
 def prove(
@@ -136,6 +181,7 @@ def prove(
     collected: Collected,
     reports: Reports,
     *,
+    cast: Cast,
     seed: Manifest | None,
     seconds: float,
     note: Note,
@@ -144,18 +190,19 @@ def prove(
 
     Raises Unsupported when something is compiled again: this compiler's cache does not hold the job.
     """
-    candidate = native_manifest(job, collected.artifacts, classes_of(reports, native), complete=False)
+    candidate = native_manifest(job, collected.artifacts, classes_of(reports, native, cast), complete=False)
     _unfinished(store, candidate)
-    note("replaying: a fresh process group trains from a view of the collected files")
     started = time.monotonic()
     # Which keys a rank uses is what this run shows; that it compiles nothing is what it must show.
     replayed = native_manifest(job, collected.artifacts, blank_manifest(job).rank_classes, complete=False)
     view = overlay(store, replayed, place / "views")
+    note(f"replaying: fresh processes run the same from a view of the collected files, {view.path}")
     try:
-        status, again = train(job, native, replayed, view.path, environ, place / "replay", on_miss="fail")
+        status, again = train(job, native, replayed, view.path, environ, place / "replay", cast, on_miss="fail")
     finally:
         discard(view)
-    fault = fault_of(again, status, job.request.placement.ranks_per_node, "fail")
+    asked = native.refused(place / "replay" / "private")
+    fault = refusal(asked) or fault_of(again, status, cast.reporting(job), "fail")
     if isinstance(fault, Miss):
         raise Unsupported(
             f"a fresh process group compiled again what had just been kept: {fault.message}",
@@ -164,10 +211,22 @@ def prove(
         )
     if fault is not None:
         raise _with_log(fault, place / "replay" / "log")
-    made = store.put_manifest(native_manifest(job, collected.artifacts, classes_of(again, native), complete=True))
+    operators = operators_of(collected, reports)
+    if operators is not None and (storm := operators.storm()) is not None:
+        note(f"warning: {storm}")
+    made = store.put_manifest(native_manifest(job, collected.artifacts, classes_of(again, native, cast), complete=True))
     store.set_pointer(job.key.cache_key, made.id)
     known = set() if seed is None else set(all_graph_keys(seed)) & set(all_graph_keys(made))
-    return NativeWarm(made, collected, len(known), seconds, time.monotonic() - started)
+    return NativeWarm(made, collected, len(known), seconds, time.monotonic() - started, operators)
+
+
+def operators_of(collected: Collected, reports: Reports) -> Operators | None:
+    """What was kept, by the operator that it was compiled for; None where the compiler does not say."""
+    labels: dict[str, str] = {}
+    for report in reports.values():
+        labels.update(report.native.get("labels", {}))
+    named = [labels.get(item.extra.get("graph", "")) for item in collected.artifacts]
+    return group(name for name in named if name is not None) if labels else None
 
 
 def private_stores(job: Job, native: NativeStore, store: LocalStore, place: Path, seed: Manifest | None) -> Path:
@@ -206,23 +265,35 @@ def train(
     stores: Path,
     environ: Mapping[str, str],
     place: Path,
+    cast: Cast,
     *,
     on_miss: str,
 ) -> tuple[int, dict[int, RankReport]]:
-    """TorchTitan under torchrun for `STEPS` steps with the compiler's directories below `stores`; (status, reports).
+    """TorchTitan for `STEPS` steps with the compiler's directories below `stores`; (status, reports).
 
-    What it prints is in `place`/log.
+    Under torchrun, or each rank of the cast by itself. What it prints is in `place`/log.
     """
     for name in ("reports", "private"):
         (place / name).mkdir(parents=True)
     write_temporary(place / "manifest.json", [encode(made)], 0o444, flush=False)
+    leading = native.environment(stores, place / "private")
     environment = {
-        **environ,
-        **run_environment(job, place, place, on_miss=on_miss),
-        **native.environment(stores, place / "private"),
+        **job.base(environ),
+        **run_environment(job, place, place, on_miss=on_miss, leading=leading),
+        **(native.refusing(environ, place / "private", refused_mark(place / "reports")) if on_miss == "fail" else {}),
     }
+    command = default_command(job, place / "outputs", STEPS)
     with (place / "log").open("wb") as log:
-        return launch(default_command(job, place / "outputs", STEPS), environment, place / "reports", lambda: log)
+        if cast.apart is None:
+            return launch(command, environment, place / "reports", lambda: log)
+        status, reports = 0, dict[int, RankReport]()
+        for rank in cast.members:
+            one = {**environment, **cast.apart, **alone(rank, job.world_size)}
+            single = single_command(job, place / "outputs", STEPS)
+            status, reports = launch(single, one, place / "reports", lambda: log)
+            if status != 0:
+                break
+        return status, reports
 
 
 def used_keys(reports: Reports) -> frozenset[str] | None:
@@ -237,14 +308,14 @@ def used_keys(reports: Reports) -> frozenset[str] | None:
     )
 
 
-def classes_of(reports: Reports, native: NativeStore) -> tuple[RankClass, ...]:
-    """Ranks that used the same keys in the same phases (and missed as often), put together."""
+def classes_of(reports: Reports, native: NativeStore, cast: Cast) -> tuple[RankClass, ...]:
+    """Ranks that used the same keys in the same phases (and missed as often), put together with whom they stand for."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for rank, report in sorted(reports.items()):
         phases = report.native.get("phases", {})
         misses = report.native.get("misses", 0) if native.misses_repeat else None
         shape = (tuple((phase, tuple(sorted(keys))) for phase, keys in sorted(phases.items())), misses)
-        found.setdefault(shape, []).append(rank)
+        found.setdefault(shape, []).extend(cast.members[rank])
     return tuple(
         RankClass(
             fold_ranks(ranks),
@@ -302,9 +373,20 @@ def blank_manifest(job: Job) -> Manifest:
     return native_manifest(job, (), (RankClass(fold_ranks(range(job.world_size)), {}),), complete=False)
 
 
-def _recording_fault(job: Job, reports: Reports, status: int, log: Path) -> NeffcacheError | None:
+def refusal(asked: Sequence[str]) -> Miss | None:
+    """What it means that a refusing compiler was asked to compile; None when it was not."""
+    if not asked:
+        return None
+    return Miss(
+        f"a compiler was asked for {len(asked)} compiles and refused them, the first: {asked[0][:300]}",
+        hint="neffcache warm the configuration again",
+        details={"refused": list(asked[:20])},
+    )
+
+
+def _recording_fault(job: Job, reports: Reports, status: int, log: Path, cast: Cast) -> NeffcacheError | None:
     """Why the first run cannot be collected as a whole; None when it can."""
-    fault = fault_of(reports, status, job.request.placement.ranks_per_node, RECORD)
+    fault = fault_of(reports, status, cast.reporting(job), RECORD)
     if fault is not None:
         return _with_log(fault, log)
     last = f"steady_step_{STEPS - 1}"

@@ -15,9 +15,9 @@ from neffcache.compile.toolchain import NativeStore
 from neffcache.errors import Miss, Usage
 from neffcache.flows.check import refuse_damage
 from neffcache.flows.gate import summary
-from neffcache.flows.launch import default_command, launch, run_environment
+from neffcache.flows.launch import default_command, launch, refused_mark, run_environment
 from neffcache.flows.missed import keep_missed
-from neffcache.flows.native import blank_manifest, prove, used_keys
+from neffcache.flows.native import Cast, blank_manifest, prove, refusal, used_keys
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.warm import Progress, current_manifest, warm
@@ -89,15 +89,26 @@ def run(
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
         manifest = manifest_to_run(job, store, environ, on_miss, progress)
         ready = prepare(
-            job, manifest, store, place, command=command, on_miss=on_miss, steps=steps, dump_folder=dump_folder
+            job,
+            manifest,
+            store,
+            place,
+            environ=environ,
+            command=command,
+            on_miss=on_miss,
+            steps=steps,
+            dump_folder=dump_folder,
         )
+        for line in version_notes(job, manifest):
+            progress.note(line)
         progress.note(f"view {ready.view.path}")
         progress.note("launching " + " ".join(ready.command[:8]) + (" ..." if len(ready.command) > 8 else ""))
-        status, reports = launch(ready.command, {**environ, **ready.environment}, place / "reports", output)
+        status, reports = launch(ready.command, {**job.base(environ), **ready.environment}, place / "reports", output)
         document = summary(job, manifest, reports, status, on_miss=on_miss)
         native = job.native_store
         if native is not None:
-            _native_summary(document, native, ready, reports, on_miss)
+            asked = native.refused(place / "private")
+            _native_summary(document, native, ready, reports, on_miss, native.says(environ), asked)
         if on_miss == "compile" and store.writable and document["exit_code"] == 0:
             if native is None:
                 kept = keep_missed(store, job, reports, environ, place / "reports" / MISSED, progress)
@@ -113,6 +124,7 @@ def prepare(
     store: LocalStore,
     place: Path,
     *,
+    environ: Mapping[str, str],
     command: Sequence[str] = (),
     on_miss: str = "fail",
     steps: int | None = None,
@@ -127,11 +139,15 @@ def prepare(
     native, stores = job.native_store, view.path
     if native is not None and (native.overlay or partial):
         stores = overlay(store, manifest, place / "stores", partial=partial).path
-    environment = run_environment(job, view.path, place, on_miss=on_miss)
-    if native is not None:
-        (place / "private").mkdir()
-        environment.update(native.environment(stores, place / "private"))
     (place / "reports").mkdir()
+    if native is None:
+        environment = run_environment(job, view.path, place, on_miss=on_miss)
+    else:
+        (place / "private").mkdir()
+        leading = native.environment(stores, place / "private")
+        environment = run_environment(job, view.path, place, on_miss=on_miss, leading=leading)
+        if on_miss == "fail":
+            environment |= native.refusing(environ, place / "private", refused_mark(place / "reports"))
     _texts(store, manifest, place / "reports" / TEXTS)
     chosen = tuple(command)
     if not chosen and job.request.placement.nodes == 1:
@@ -188,16 +204,31 @@ def manifest_to_run(
 
 
 def _native_summary(
-    document: dict[str, Any], native: NativeStore, ready: Prepared, reports: Mapping[int, RankReport], on_miss: str
+    document: dict[str, Any],
+    native: NativeStore,
+    ready: Prepared,
+    reports: Mapping[int, RankReport],
+    on_miss: str,
+    says: str,
+    asked: list[str],
 ) -> None:
-    """What the compiler itself says, and what it left in its directories that the manifest does not have."""
+    """What the compiler itself says, and what it left in its directories that the manifest does not have.
+
+    `asked` are compiles that were refused.
+    """
     more = added(ready.stores, native.rules, ready.manifest)
     document["native"] = {
         "stores": [rule.name for rule in native.rules],
-        "refuses": "before a compiler starts" if native.refuses_compilers else "within a second of its counters",
+        "refuses": says,
+        "refused": asked[:100],
         "added": more[:100],
         "counters": {str(rank): dict(report.native.get("counters", {})) for rank, report in sorted(reports.items())},
     }
+    refused = refusal(asked)
+    if refused is not None:
+        # It comes first: what a rank or the command said is what became of it.
+        refused.details["after"] = document.get("error")
+        document.update(exit_code=refused.exit_code, error=refused.to_json())
     if more and on_miss == "fail" and document["exit_code"] == 0:
         fault = Miss(
             f"the compiler wrote {len(more)} files that the manifest does not have, such as {more[0]}",
@@ -224,8 +255,28 @@ def _keep_native(
     again = place / "again"
     again.mkdir()
     return prove(
-        ready.job, native, store, environ, again, collected, reports, seed=found, seconds=0.0, note=progress.note
+        ready.job,
+        native,
+        store,
+        environ,
+        again,
+        collected,
+        reports,
+        cast=Cast.whole(ready.job),
+        seed=found,
+        seconds=0.0,
+        note=progress.note,
     ).manifest
+
+
+def version_notes(job: Job, manifest: Manifest) -> list[str]:
+    """What was not part of the toolchain when the job was warmed and is another version here: runtime and driver."""
+    here, there = job.versions, manifest.versions
+    return [
+        f"warning: the Neuron {name} here is {here[name]}, the manifest was made beside {there[name]}"
+        for name in ("runtime", "driver")
+        if name in here and there.get(name, here[name]) != here[name]
+    ]
 
 
 def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:

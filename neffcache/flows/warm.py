@@ -317,8 +317,7 @@ def replay(
                     "expected": expected,
                 },
                 {
-                    **environ,
-                    **job.environment,
+                    **job.base(environ),
                     "PYTHONHASHSEED": str(1 + number),
                     "TORCHINDUCTOR_CACHE_DIR": str(place / "replay"),
                 },

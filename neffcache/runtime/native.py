@@ -7,13 +7,15 @@ one (the first half of a warm) writes down what was used when.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from neffcache import variables
 from neffcache.compile.toolchain import Counters, NativeStore
-from neffcache.errors import Miss
+from neffcache.errors import Mismatch, Miss
 from neffcache.runtime.rank import Rank, as_neffcache_error, refuse
 from neffcache.runtime.report import ReportFile
 from neffcache.store.native import EXTRA, graph_keys
@@ -48,6 +50,13 @@ class NativeRank(Rank):
 
     def prepare(self) -> None:
         self.store.check_environment(self.environ)
+        for name, value in json.loads(self.environ.get(variables.EXPECTED, "{}")).items():
+            if self.environ.get(name) != value:
+                raise Mismatch(
+                    f"{name} is {self.environ.get(name)} in this rank, and the run's own directory is {value}",
+                    hint=f"the command sets {name}: take it out",
+                    details={"variable": name, "warmed": value, "here": self.environ.get(name)},
+                )
         threading.Thread(target=self._watch, name="neffcache-counters", daemon=True).start()
 
     # --- what is counted ------------------------------------------------------------------------------------------
@@ -97,11 +106,15 @@ class NativeRank(Rank):
             for key in unknown
         ]
         self.report.native.update(named=True, phases=self.phases, others=sorted(counters.others))
+        self.report.native.setdefault("labels", {}).update(counters.labels)
 
     def _count(self, counters: Counters, when: str) -> None:
         # A program may clear the counters; what was counted stays counted.
         self.report.backend_compiles = max(self.report.backend_compiles, counters.compiles + counters.errors)
-        self.report.native.update(counters=dict(counters.detail), misses=counters.misses, allowed=self.allowed)
+        looked = counters.hits + counters.misses + counters.compiles if counters.detail else None
+        self.report.native.update(
+            counters=dict(counters.detail), misses=counters.misses, allowed=self.allowed, looked=looked
+        )
         if self.on_miss == "fail" and counters.compiles + counters.errors:
             self.compiled(f"its counters say so at {when}")
 

@@ -30,7 +30,7 @@ def test_a_run_sees_all_of_it() -> None:
         "NKI_COMPILE_CACHE_URL": "/view/nki/compile",
         "NKI_TRACE_CACHE_URL": "/view/nki/trace",
         "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/run/private/neff-local",
-        "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT": "1200",
+        "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT": "21600",
         "NEURON_LOGICAL_NC_CONFIG": "2",
         "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
         "NEURON_COMPILER_OPT_LEVEL": "-O1",
@@ -83,8 +83,8 @@ def test_a_compile_only_warm_says_so_and_takes_no_cores() -> None:
 
 
 def test_the_lock_outlasts_the_longest_known_compile() -> None:
-    assert contract(longest_compile=3600).variables["TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"] == "7260"
-    assert contract(longest_compile=10).variables["TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"] == "1200"
+    assert contract(longest_compile=36000).variables["TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"] == "72060"
+    assert contract(longest_compile=10).variables["TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"] == "21600"
 
 
 def test_the_older_stack_gets_its_own_directory_only() -> None:

@@ -140,9 +140,7 @@ def test_caches_and_bytecode_do_not_count(site: Path, user: dict[str, str]) -> N
     assert identity(user).id == before.id
 
 
-def test_the_runtime_is_a_version_and_no_part_of_the_identity(
-    site: Path, user: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_runtime_is_a_version_and_no_part_of_the_identity(site: Path, user: dict[str, str], tmp_path: Path) -> None:
     before = identity(user)
     (tmp_path / "libnrt.so.2.31.24.0").touch()
     with_runtime = identity({**user, "LD_LIBRARY_PATH": str(tmp_path)})
@@ -154,7 +152,7 @@ def test_the_runtime_is_a_version_and_no_part_of_the_identity(
 @pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_cc", "nki"])
 def test_a_package_without_a_version_is_refused(site: Path, user: dict[str, str], package: str) -> None:
     shutil.rmtree(next(site.glob(f"{package}-*.dist-info")))
-    with pytest.raises(Unsupported, match="version of .* cannot be told") as told:
+    with pytest.raises(Unsupported, match="cannot be told") as told:
         identity(user)
     assert told.value.exit_code == 8
 
@@ -243,7 +241,9 @@ def test_a_note_that_is_none_is_passed_over(user: dict[str, str], planted: bytes
     assert notes.get("version", "key") is None
 
 
-@pytest.mark.parametrize("first", ["#!/opt/a/bin/python3.11", "#!/bin/sh\n'''exec' \"/opt/a b/bin/python3\" \"$0\" \"$@\"\n' '''"])
+@pytest.mark.parametrize(
+    "first", ["#!/opt/a/bin/python3.11", "#!/bin/sh\n'''exec' \"/opt/a b/bin/python3\" \"$0\" \"$@\"\n' '''"]
+)
 def test_what_an_installer_writes_into_a_scripts_head_does_not_count(tmp_path: Path, first: str) -> None:
     for name, head in (("one", first), ("two", first.replace("/opt/a", "/srv/bb"))):
         (tmp_path / name).write_text(f"{head}\nimport sys\n")

@@ -35,8 +35,9 @@ OFF_SWITCHES = ("TORCH_NEURONX_DISABLE_NEFF_CACHE", "TORCH_NEURONX_NEFF_DISABLE_
 FLAGS, LEVEL = "NEURON_CC_FLAGS", "NEURON_COMPILER_OPT_LEVEL"
 CORES = "NEURON_RT_NUM_CORES"
 
-DEFAULT_LOCK_SECONDS = 1200
-"""TorchNeuron's own limit, after which a waiting rank removes the lock and compiles too."""
+LOCK_SECONDS = 6 * 3600
+"""How long a rank waits for a sibling's compile at least. TorchNeuron's own limit is 1200 s, after which the waiter
+removes the lock and compiles the same graph once more. The lock is the kernel's: a dead holder keeps nobody waiting."""
 
 DIRECTORIES: Mapping[Stack, tuple[str, ...]] = {
     "native": (NEFF_DIR, LOCAL_DIR, HLO_DIR, NKI_COMPILE, NKI_TRACE),
@@ -139,7 +140,7 @@ def _level(environ: Mapping[str, str], options: Options, mode: Mode) -> str:
 
 def lock_timeout(environ: Mapping[str, str], longest: float = 0.0) -> dict[str, str]:
     """Above the longest known compile (seconds): a rank that gives up waiting compiles the same graph once more."""
-    needed = max(DEFAULT_LOCK_SECONDS, int(2 * longest) + 60)
+    needed = max(LOCK_SECONDS, int(2 * longest) + 60)
     said = environ.get(LOCK_TIMEOUT, "").strip()
     if not said:
         return {LOCK_TIMEOUT: str(needed)}

@@ -45,6 +45,9 @@ class Operators:
     def eager(self) -> int:
         return sum(self.by_name.values())
 
+    def to_json(self) -> dict[str, object]:
+        return {"graphs": self.graphs, "eager": self.eager, "by_name": dict(self.by_name), "storm": self.storm()}
+
     def storm(self) -> str | None:
         """A sentence when eager operators fill the cache, with the first of them; None when they do not."""
         if self.eager <= STORM:
@@ -56,7 +59,8 @@ class Operators:
         )
 
 
-def group(memory_keys: Iterable[str]) -> Operators:
-    counted = Counter(operator_of(key) for key in memory_keys)
+def group(names: Iterable[str]) -> Operators:
+    """Names as `operator_of` gives them, one a NEFF."""
+    counted = Counter(names)
     graphs = counted.pop(GRAPH, 0)
     return Operators(dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))), graphs)

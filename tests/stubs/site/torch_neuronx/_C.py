@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -71,7 +70,9 @@ def compile_graph(base_key: str, stablehlo_bytes: bytes, has_collectives: bool) 
 
 def stub_eager(operator: str, shape: str) -> str:
     """An eager operator of one shape: in TorchNeuron the dispatcher does this."""
-    return _compiled(f"aten::{operator}|{shape}", f"{operator} {shape}".encode(), _env.get("NEURON_COMPILER_OPT_LEVEL", "-O1"))
+    return _compiled(
+        f"aten::{operator}|{shape}", f"{operator} {shape}".encode(), _env.get("NEURON_COMPILER_OPT_LEVEL", "-O1")
+    )
 
 
 def _compiled(base: str, ir: bytes, level: str) -> str:

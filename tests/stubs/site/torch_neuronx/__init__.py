@@ -18,5 +18,24 @@ def _autoload() -> None:
     torch = sys.modules["torch"]
     neuron = types.ModuleType("torch.neuron")
     neuron.synchronize = lambda: None
-    neuron.get_dynamo_metrics = lambda: {}
+    neuron.get_dynamo_metrics = dict
     torch.neuron = neuron
+    _stub_device()
+
+
+def _stub_device() -> None:
+    """The CPU stands for the device that this stub has not; TorchTitan's averages become sums, which gloo can do."""
+    import wrapt
+
+    def utils(module: types.ModuleType) -> None:
+        from neffcache.trace import titan
+
+        titan.use_cpu(module)
+
+    def trainer(module: types.ModuleType) -> None:
+        from neffcache.trace import titan
+
+        titan.wrap_trainer(module, titan.force_sum_reduction, lambda trainer: None)
+
+    wrapt.register_post_import_hook(utils, "torchtitan.tools.utils")
+    wrapt.register_post_import_hook(trainer, "torchtitan.trainer")

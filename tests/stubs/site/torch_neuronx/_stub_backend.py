@@ -1,4 +1,4 @@
-"""A stub of `torch.compile(backend="neuron")`: the graph's own text stands for StableHLO; it is run by torch on the CPU."""
+"""A stub of `torch.compile(backend="neuron")`: a graph's own text stands for StableHLO; torch runs it on the CPU."""
 
 from __future__ import annotations
 
