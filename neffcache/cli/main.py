@@ -24,6 +24,7 @@ VERBS = {
     "ls": "What the store holds.",
     "show": "One manifest, graph record or ref.",
     "verify": "Hash everything in the store again.",
+    "doctor": "Toolchain, device, stores, settings: what is here and what is wrong.",
 }
 """Verb -> help line; each lives in the module of its name."""
 

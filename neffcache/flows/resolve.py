@@ -16,6 +16,7 @@ from neffcache.compile.toolchain import NativeStore, Toolchain
 from neffcache.compile.toolchains import toolchain
 from neffcache.errors import Unsupported, Usage
 from neffcache.flows.request import Request
+from neffcache.flows.settings import KNOWN
 from neffcache.flows.workers import call
 from neffcache.key.canonical import digest
 from neffcache.key.job import JobKey, job_key
@@ -138,7 +139,10 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         arguments=tuple(found["arguments"]),
         mesh=mesh,
         replaced=tuple(found["replaced"]),
-        warnings=(*placement_warnings(mesh, request.placement), *unread(environ, installation.stack())),
+        warnings=(
+            *placement_warnings(mesh, request.placement),
+            *unread(environ, installation.stack(), ours=KNOWN.values()),
+        ),
         environment=environment,
         versions={**found["toolchain"]["versions"], "torchtitan": found["torchtitan"]},
         option_values=found["options"],

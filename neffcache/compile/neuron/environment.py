@@ -8,8 +8,8 @@ Sources: the TorchNeuron documentation (Neuron 2.33), and for the off switch and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from neffcache import variables
@@ -68,11 +68,10 @@ class Places:
 
 @dataclass(frozen=True)
 class Contract:
-    """`variables` are set, `cleared` are removed, `warnings` are for the user to read."""
+    """`variables` are set, `cleared` are removed."""
 
     variables: Mapping[str, str]
     cleared: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
 
     def applied(self, environ: Mapping[str, str]) -> dict[str, str]:
         """A whole environment for a process."""
@@ -120,7 +119,7 @@ def environment(
     _refuse(environ, setting, stack, launching=places is not None)
     # Set but empty is not unset: TorchNeuron would put a space into its keys.
     cleared = (*OFF_SWITCHES, *(() if flags else (FLAGS,)), *(() if compile_only else (COMPILE_ONLY,)))
-    return Contract(setting, cleared, tuple(unread(environ, stack)))
+    return Contract(setting, cleared)
 
 
 def _level(environ: Mapping[str, str], options: Options, mode: Mode) -> str:
@@ -206,10 +205,7 @@ READ_ELSEWHERE = (
     *("NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_INSPECT_ENABLE", "NEURON_RT_VIRTUAL_CORE_SIZE"),
     *("NKI_PRECISE_FP", "NKI_SIMULATOR", "XLA_FLAGS", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"),
 )
-OURS = (
-    *("NEFFCACHE_DIR", "NEFFCACHE_REMOTE", "NEFFCACHE_JOBS", "NEFFCACHE_WARMERS"),
-    *(value for value in vars(variables).values() if isinstance(value, str) and value.startswith("NEFFCACHE_")),
-)
+OURS = tuple(value for value in vars(variables).values() if isinstance(value, str) and value.startswith("NEFFCACHE_"))
 OTHER_STACK: Mapping[str, tuple[Stack, str]] = {
     XLA_URL: ("xla", NEFF_DIR),
     NEFF_DIR: ("native", XLA_URL),
@@ -225,9 +221,14 @@ def known_variables() -> frozenset[str]:
     return frozenset((*names, *READ_ELSEWHERE, *OURS))
 
 
-def unread(environ: Mapping[str, str], stack: Stack | None = None) -> Iterator[str]:
-    """A warning for each variable of `environ` that nothing known reads, with the likely name."""
-    known = known_variables()
+def unread(
+    environ: Mapping[str, str], stack: Stack | None = None, *, ours: Iterable[str] = ("NEFFCACHE_DIR",)
+) -> Iterator[str]:
+    """A warning for each variable of `environ` that nothing known reads, with the likely name.
+
+    `ours` are the variables of neffcache's own settings.
+    """
+    known = known_variables() | set(ours)
     for name in sorted(environ):
         if not name.startswith((*PREFIXES, "NEFFCACHE_")):
             continue
