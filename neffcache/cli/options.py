@@ -83,7 +83,11 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             from neffcache.flows.request import make_request
 
             toolchain = choose_toolchain(chosen["toolchain"])
-            return make_request(config, environ=os.environ, **{**chosen, "toolchain": toolchain})
+            request = make_request(config, environ=os.environ, **{**chosen, "toolchain": toolchain})
+            if chosen["toolchain"] == "auto" and toolchain != "host" and request.placement.target == "cpu":
+                # A job for CPUs is one for the host, whatever else is installed.
+                return make_request(config, environ=os.environ, **{**chosen, "toolchain": "host"})
+            return request
 
         return command(*args, choose=choose, **given)
 

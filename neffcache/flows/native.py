@@ -308,14 +308,14 @@ def used_keys(reports: Reports) -> frozenset[str] | None:
     )
 
 
-def classes_of(reports: Reports, native: NativeStore, cast: Cast) -> tuple[RankClass, ...]:
+def classes_of(reports: Reports, native: NativeStore, cast: Cast | None = None) -> tuple[RankClass, ...]:
     """Ranks that used the same keys in the same phases (and missed as often), put together with whom they stand for."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for rank, report in sorted(reports.items()):
         phases = report.native.get("phases", {})
         misses = report.native.get("misses", 0) if native.misses_repeat else None
         shape = (tuple((phase, tuple(sorted(keys))) for phase, keys in sorted(phases.items())), misses)
-        found.setdefault(shape, []).extend(cast.members[rank])
+        found.setdefault(shape, []).extend((rank,) if cast is None else cast.members[rank])
     return tuple(
         RankClass(
             fold_ranks(ranks),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -22,9 +23,16 @@ from neffcache.compile.neuron.native import LibneuronxlaStore, ModuleRules, Neff
 from neffcache.compile.neuron.operators import GRAPH, STORM, group, operator_of
 from neffcache.compile.stores import native_store
 from neffcache.errors import Usage
+from neffcache.flows.native import Cast, classes_of, native_manifest, operators_of, private_stores
+from neffcache.flows.request import make_request
+from neffcache.flows.resolve import Job
 from neffcache.key.canonical import digest
+from neffcache.key.job import job_key
 from neffcache.key.native import torchneuron_arguments, torchneuron_disk_key, torchneuron_memory_key, torchneuron_path
 from neffcache.key.options import Options
+from neffcache.key.target import Mesh
+from neffcache.runtime.identity import place_differences
+from neffcache.runtime.report import RankReport
 from neffcache.store.local import LocalStore
 from neffcache.store.native import Collected, collect
 from neffcache.store.records import Manifest, RankClass, manifest
@@ -102,10 +110,24 @@ def compiles(user: Mapping[str, str]) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest, str]:
+    """A store that two ranks warmed, its manifest, and the log of their compiler."""
+    place = tmp_path_factory.mktemp("warmed")
+    user = environ(place / "user", STUB_COMPILE_LOG=str(place / "compiles"))
+    launched(user, place / "stores", place / "private")
+    store = LocalStore.open(place / "store", writable=True, given=True)
+    made = store.put_manifest(manifest_of(collect(store, place / "stores", TorchNeuronStore().rules)))
+    return store.root, made, (place / "compiles").read_text()
+
+
 @pytest.fixture
-def warmed(user: dict[str, str], store: LocalStore, tmp_path: Path) -> Manifest:
-    launched(user, tmp_path / "warm" / "stores", tmp_path / "warm" / "private")
-    return store.put_manifest(manifest_of(collect(store, tmp_path / "warm" / "stores", TorchNeuronStore().rules)))
+def warmed(shared: tuple[Path, Manifest, str], user: dict[str, str], store: LocalStore) -> Manifest:
+    """The warm store, as this test's own copy of hard links."""
+    root, made, log = shared
+    shutil.copytree(root, store.root, copy_function=os.link, dirs_exist_ok=True)
+    Path(user["STUB_COMPILE_LOG"]).write_text(log)
+    return made
 
 
 def test_warm_collect_view_run_compiles_nothing(
@@ -230,6 +252,82 @@ def test_a_second_jobs_files_are_left_out_by_what_the_ranks_used(
     found = collect(store, stores, TorchNeuronStore().rules, used=rank["keys"])
     assert len(found.artifacts) == 3
     assert list(found.left_out["neff"].values()) == ["unused"]
+
+
+def job_of(toolchain: Mapping[str, Any]) -> Job:
+    """A job of that toolchain, as TorchTitan could have resolved it."""
+    request = make_request("llama3_8b", toolchain="neuron", environ={})
+    key = job_key(
+        workload={},
+        target=request.placement.target_component(),
+        lnc=request.placement.lnc_component(),
+        toolchain=toolchain,
+        options=request.options.component(),
+    )
+    return Job(request, key, (), Mesh(dp_shard=16, tp=4), (), (), {}, {}, {})
+
+
+def test_two_toolchain_ids_never_share_a_file(user: dict[str, str], store: LocalStore, tmp_path: Path) -> None:
+    """One compiler, then another whose version is not in the NEFFs' names, then the first again."""
+    made: dict[str, Manifest] = {}
+    for version in ("1", "2", "1 again"):
+        job = job_of({"name": "neuron", "native_store": "torchneuron", "version": version.split()[0]})
+        native = job.native_store
+        assert native is not None
+        stores = private_stores(job, native, store, tmp_path / version, None)
+        assert job.toolchain_id in stores.parts
+        before = compiles(user)
+        launched(user, stores, tmp_path / version / "private", ranks=1)
+        assert compiles(user) - before == 3, "the directory of another toolchain was not empty"
+        made[version] = native_manifest(job, collect(store, stores, native.rules).artifacts, (), complete=True)
+    one, two = made["1"], made["2"]
+    assert [item.path for item in one.artifacts] == [item.path for item in two.artifacts]
+    assert one.cache_key != two.cache_key
+    assert one.id == made["1 again"].id
+
+
+def test_the_first_and_the_last_rank_stand_for_all_of_a_class() -> None:
+    job = job_of({"name": "neuron", "native_store": "torchneuron"})
+    cast = Cast.corners(job, {"TORCH_NEURONX_COMPILE_ONLY": "1"})
+    assert list(cast.members) == [0, 63]
+    assert cast.reporting(job) == 2
+    same = {"named": True, "phases": {"first_step": ["a"], "steady_step": []}, "others": [], "misses": 1}
+    reports = {rank: RankReport(rank, 0, 1, native=same) for rank in cast.members}
+    (together,) = classes_of(reports, TorchNeuronStore(), cast)
+    assert together.ranks == "0-63"
+    other = {**same, "phases": {"first_step": ["b"], "steady_step": []}}
+    reports[63] = RankReport(63, 0, 1, native=other)
+    assert [entry.ranks for entry in classes_of(reports, TorchNeuronStore(), cast)] == ["0-62", "63"]
+    assert Cast.whole(job).reporting(job) == 64
+
+
+def test_what_was_kept_is_counted_by_operator(store: LocalStore, user: dict[str, str], tmp_path: Path) -> None:
+    (rank,) = launched(user, tmp_path / "stores", tmp_path / "private", ranks=1)
+    found = collect(store, tmp_path / "stores", TorchNeuronStore().rules)
+    operators = operators_of(found, {0: RankReport(0, 0, 1, native={"labels": rank["labels"]})})
+    assert operators is not None
+    assert operators.by_name["add"] == 1
+    assert operators_of(found, {0: RankReport(0, 0, 1)}) is None
+
+
+def test_another_lnc_target_or_world_size_is_named_before_a_model_is_built() -> None:
+    job = job_of({"name": "neuron", "native_store": "torchneuron"})
+    made = native_manifest(job, (), (), complete=True)
+    right = {"WORLD_SIZE": "64", "NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
+    assert place_differences(made, right) == []
+    wrong = {
+        "WORLD_SIZE": "128",
+        "NEURON_LOGICAL_NC_CONFIG": "1",
+        "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1",
+        "NEURON_CC_FLAGS": "-O1",
+    }
+    told = [entry.path for entry in place_differences(made, wrong)]
+    assert told[:3] == [
+        "lnc.world_size",
+        "lnc.lnc (NEURON_LOGICAL_NC_CONFIG)",
+        "target.target (NEURON_PLATFORM_TARGET_OVERRIDE)",
+    ]
+    assert told[3].startswith("options")
 
 
 def test_counters_are_zero_where_torch_neuronx_was_never_imported() -> None:

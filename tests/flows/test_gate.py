@@ -9,6 +9,7 @@ import pytest
 
 from neffcache.errors import CommandFailed, Mismatch, Miss
 from neffcache.flows.gate import fault_of
+from neffcache.flows.native import refusal
 from neffcache.runtime.report import RankReport
 
 pytestmark = pytest.mark.fast
@@ -72,3 +73,20 @@ def test_what_was_missed_and_compiled_by_policy_is_let_through_and_nothing_else(
     assert fault_of(ranks(**missed), 0, 2, "compile") is None
     assert isinstance(fault_of(ranks(**missed, compiler_processes=["ninja"]), 0, 2, "compile"), Miss)
     assert isinstance(fault_of(ranks(**{**missed, "expected": ["a", "b", "c"]}), 0, 2, "compile"), Miss)
+
+
+def test_a_compiler_that_counted_nothing_proves_nothing() -> None:
+    counted = {"looked": 4, "counters": {"total_compilations": 0}, "misses": 2, "allowed": None}
+    assert fault_of(ranks(native=counted), 0, 2, "fail") is None, "a rank may wait for a sibling: it misses, then hits"
+    fault = fault_of(ranks(native={**counted, "looked": 0}), 0, 2, "fail")
+    assert isinstance(fault, Mismatch)
+    assert "counted not one look-up" in fault.message
+
+
+def test_a_refused_compile_is_a_miss_that_names_what_was_asked() -> None:
+    assert refusal([]) is None
+    fault = refusal(["compile graph.mlir --target trn2", "compile other.mlir"])
+    assert fault is not None
+    assert fault.exit_code == 3
+    assert "2 compiles" in fault.message
+    assert "compile graph.mlir" in fault.message

@@ -386,7 +386,7 @@ def test_a_read_only_store_serves_a_run(stub: Stub, store: LocalStore, place, re
     made = warmed(resolved, store, place()).manifest
     reader = LocalStore.open(store.root, writable=False)
     (tmp_path / "own").mkdir()
-    ready = prepare(resolved, made, reader, tmp_path / "own")
+    ready = prepare(resolved, made, reader, tmp_path / "own", environ={})
     assert ready.stores.is_relative_to(tmp_path / "own")
     assert (ready.stores / graph_file("a")).read_bytes() == b"graph a"
     assert ready.environment["TORCHINDUCTOR_CACHE_DIR"] == str(ready.stores / "inductor")

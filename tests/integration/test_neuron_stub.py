@@ -25,7 +25,7 @@ module = "llama3"
 name = "stub_job"
 config = "llama3_debugmodel"
 target = "trn2"
-world_size = 2
+world_size = {ranks}
 
 [run.set]
 "compile.components" = ["model"]
@@ -44,9 +44,10 @@ world_size = 2
 """
 
 
-def test_warm_without_a_device_and_run_compiling_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_warm_without_a_device_and_run_compiling_nothing(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "warmers").mkdir()
-    (tmp_path / "warmers" / "stub.toml").write_text(WARMER)
+    (tmp_path / "warmers" / "stub.toml").write_text(WARMER.replace("{ranks}", str(ranks)))
     log, store = tmp_path / "compiles", tmp_path / "store"
     stubbed = {
         "PYTHONPATH": os.pathsep.join([str(STUBS / "site"), str(ROOT)]),
@@ -70,20 +71,15 @@ def test_warm_without_a_device_and_run_compiling_nothing(tmp_path: Path) -> None
     run = neffcache(store, "run", "stub_job", "--steps", "2", environ=stubbed)
     assert run.code == 0, run.stderr
     assert run.document["identity"] == "proved"
-    assert [(rank["hits"], rank["compiles"]) for rank in run.document["ranks"]] == [(2, 0)] * 2
+    assert [(rank["hits"], rank["compiles"]) for rank in run.document["ranks"]] == [(2, 0)] * ranks
     assert all(counted["total_compilations"] == 0 for counted in run.document["native"]["counters"].values())
     assert run.document["native"]["refuses"].startswith("before a compile begins")
     assert run.document["native"]["refused"] == []
     assert len(log.read_text().splitlines()) == compiles
 
-    # Another LNC, an off switch that is left standing, a missing NEFF: none of them is launched.
-    other = neffcache(
-        store,
-        "run",
-        "stub_job",
-        environ={**stubbed, "NEURON_RT_VIRTUAL_CORE_SIZE": "1", "NEURON_LOGICAL_NC_CONFIG": "2"},
-    )
-    assert other.code == 2
+    # A contradiction and a missing NEFF: neither is launched.
+    contradiction = {"NEURON_RT_VIRTUAL_CORE_SIZE": "1", "NEURON_LOGICAL_NC_CONFIG": "2"}
+    assert neffcache(store, "run", "stub_job", environ={**stubbed, **contradiction}).code == 2
     blob = next(iter((store / "views").glob("*/neff/*/*/*.neff")))
     digest = next(path for path in (store / "blobs" / "sha256").rglob("*") if path.is_file() and path.samefile(blob))
     digest.unlink()
