@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,6 +164,10 @@ class NativeStore(Protocol):
 
         Raises Unsupported when a warm can neither do that nor run the job on this host.
         """
+        ...
+
+    def measured(self, environ: Mapping[str, str], counts: Iterable[Mapping[str, int]]) -> None:
+        """Remember on this host what the compiles of a warm took; `counts` are the `detail` of each rank."""
         ...
 
     def counters(self, *, names: bool = True) -> Counters:

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import platform
+import re
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +41,9 @@ STEPS = 3
 
 RECORD = "record"
 """What a rank does in the first run of a warm, where `run` says fail, compile or warn: say what was used."""
+
+_ERROR_CODE = re.compile(r"\[(NCC_[A-Z0-9]+)\]")
+"""A code of neuronx-cc in its log: the same input is refused again."""
 
 Reports = Mapping[int, RankReport]
 Note = Callable[[str], None]
@@ -161,6 +165,7 @@ def _warm(
         _keep(job, store, collect(store, stores, native.rules))
         raise
     seconds = time.monotonic() - started
+    native.measured(environ, [report.native.get("counters", {}) for report in reports.values()])
     fault = _recording_fault(job, reports, status, place / "record" / "log", cast)
     collected = collect(store, stores, native.rules, used=None if fault else used_keys(reports))
     note(describe(collected))
@@ -404,10 +409,12 @@ def _with_log(fault: NeffcacheError, log: Path) -> NeffcacheError:
     if not isinstance(fault, CommandFailed):
         return fault
     said = log.read_text(errors="replace") if log.exists() else ""
+    refused = _ERROR_CODE.search(said)
+    why = fault.message if refused is None else f"its compiler refused a graph with {refused[1]}"
     return CompileFailed(
-        f"the job that should be warmed does not run: {fault.message}",
+        f"the job that should be warmed does not run: {why}",
         hint="its own output is in the details (--json); it must train here before its cache can be kept",
-        details={**fault.details, "log": said[-20000:]},
+        details={**fault.details, "log": said[-20000:], **({} if refused is None else {"code": refused[1]})},
     )
 
 

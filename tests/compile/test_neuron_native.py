@@ -330,6 +330,19 @@ def test_another_lnc_target_or_world_size_is_named_before_a_model_is_built() -> 
     assert told[3].startswith("options")
 
 
+def test_the_lock_outlasts_what_a_warm_measured_on_this_host(
+    user: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", user["XDG_CACHE_HOME"])
+    native = TorchNeuronStore({"name": "neuron"})
+    name = "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"
+    assert native.environment(tmp_path, tmp_path)[name] == "21600"
+    native.measured(user, [{"total_compilation_time_ms": 5}, {"total_compilation_time_ms": 40_000_000}])
+    native.measured(user, [{}])
+    assert native.environment(tmp_path, tmp_path)[name] == "80060"
+    assert TorchNeuronStore({"name": "neuron", "other": 1}).environment(tmp_path, tmp_path)[name] == "21600"
+
+
 def test_counters_are_zero_where_torch_neuronx_was_never_imported() -> None:
     counted = TorchNeuronStore().counters()
     assert (counted.compiles, counted.hits, counted.keys) == (0, 0, frozenset())

@@ -20,7 +20,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,8 @@ class InductorStore:
         self, environ: Mapping[str, str], target: str, lnc: int, note: Callable[[str], None]
     ) -> dict[str, str] | None:
         return None  # a compile of Inductor is a run
+
+    def measured(self, environ: Mapping[str, str], counts: Iterable[Mapping[str, int]]) -> None: ...
 
     def counters(self, *, names: bool = True) -> Counters:
         """From `torch._dynamo.utils.counters`, and `torch.compiler.save_cache_artifacts`, which names the entries.

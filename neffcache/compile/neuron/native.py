@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,6 +26,7 @@ from neffcache.compile.neuron.environment import (
     lock_timeout,
 )
 from neffcache.compile.neuron.installation import Stack
+from neffcache.compile.neuron.notes import Notes
 from neffcache.compile.neuron.operators import operator_of
 from neffcache.compile.toolchain import Counters, Identity
 from neffcache.errors import Unsupported, Usage
@@ -129,7 +130,19 @@ class TorchNeuronStore:
         self._disk: dict[str, str | None] = {}
 
     def environment(self, stores: Path, private: Path) -> dict[str, str]:
-        return {**Places(stores, private).variables(self.stack), **lock_timeout(os.environ)}
+        known = Notes.of_host(os.environ).get("longest", self.identity.id) or {}
+        return {
+            **Places(stores, private).variables(self.stack),
+            **lock_timeout(os.environ, float(known.get("seconds", 0.0))),
+        }
+
+    def measured(self, environ: Mapping[str, str], counts: Iterable[Mapping[str, int]]) -> None:
+        """A rank's compiles together took at least as long as the longest of them: the lock must outlast it."""
+        notes = Notes.of_host(environ)
+        known = notes.get("longest", self.identity.id) or {}
+        seconds = max((count.get("total_compilation_time_ms", 0) / 1000 for count in counts), default=0.0)
+        if seconds > float(known.get("seconds", 0.0)):
+            notes.put("longest", self.identity.id, {"seconds": seconds})
 
     def check_environment(self, environ: Mapping[str, str]) -> None:
         for name in OFF_SWITCHES:
@@ -242,6 +255,8 @@ class LibneuronxlaStore:
                 hint="warm on a host with devices",
             )
         return None
+
+    def measured(self, environ: Mapping[str, str], counts: Iterable[Mapping[str, int]]) -> None: ...
 
     def counters(self, *, names: bool = True) -> Counters:
         """`compiles` are entries that appeared in the directory since the first call, by whichever rank of the node."""
