@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from neffcache.errors import Unsupported, Usage
+from neffcache.flows.remembered import ask
 from neffcache.flows.request import Request
-from neffcache.flows.workers import call
 from neffcache.key.canonical import digest
 from neffcache.key.job import JobKey, job_key
 from neffcache.key.target import Mesh, placement_warnings, resolve_mesh
@@ -19,7 +19,10 @@ from neffcache.key.workload import workload_component
 
 @dataclass(frozen=True)
 class Job:
-    """A resolved request. `arguments` are TorchTitan's; `environment` is what every process of the job must see."""
+    """A resolved request. `arguments` are TorchTitan's; `environment` is what every process of the job must see.
+
+    `remembered`: TorchTitan was not asked now, because nothing has changed since it was.
+    """
 
     request: Request
     key: JobKey
@@ -30,6 +33,7 @@ class Job:
     environment: Mapping[str, str]
     versions: Mapping[str, str]
     option_values: Mapping[str, str]
+    remembered: bool = False
 
     @property
     def toolchain_id(self) -> str:
@@ -46,6 +50,7 @@ class Job:
             f"{self.request.config}: {self.world_size} ranks ({mesh or 'no parallelism'}), "
             f"{self.request.placement.target} at LNC {self.request.placement.lnc}; "
             f"torch {self.versions['torch']}, TorchTitan {self.versions['torchtitan']}, {self.versions['compiler']}"
+            f"{' (remembered: nothing has changed)' if self.remembered else ''}"
         )
 
 
@@ -98,7 +103,7 @@ def toolchain_environment(environ: Mapping[str, str], world_size: int) -> dict[s
 
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
-    """Ask TorchTitan, in a worker; raises Usage, Unsupported."""
+    """Ask TorchTitan, in a worker, or this host's memory of what it said; raises Usage, Unsupported."""
     if not titan_installed():
         raise Unsupported(
             f"what {request.config} means only TorchTitan can tell, and it is not installed here",
@@ -106,7 +111,7 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         )
     world = request.placement.world_size
     environment = toolchain_environment(environ, world)
-    found = call(
+    found = ask(
         "neffcache.flows.worker_resolve",
         {
             "module": request.module,
@@ -139,4 +144,5 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         environment=environment,
         versions={**found["toolchain"]["versions"], "torchtitan": found["torchtitan"]},
         option_values=found["options"],
+        remembered=found["remembered"],
     )
