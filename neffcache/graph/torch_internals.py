@@ -31,6 +31,9 @@ TOUCHED: tuple[tuple[str, str], ...] = (
     ("torch._library.simple_registry", "singleton"),
     ("torch._C", "_dispatch_dump"),
 )
+REGISTRARS = ("torch.library", "torch._library.custom_ops", "torch._library.triton")
+"""Modules that register operators for others; their files say nothing."""
+
 # Attributes that a ShapeEnv has only once it is made.
 SHAPE_ENV_TOUCHED = (
     "var_to_range",
@@ -163,19 +166,17 @@ def assumptions(env: Any) -> list[Any]:
 def defining_module(operator: Any) -> str:
     """The module of Python whose import defines an operator; "" where nothing tells (C++, or torch itself).
 
-    `torch.library.custom_op` keeps the function that it wraps, the dispatcher the file that made the Library, and an
-    operator defined by `torch.library.define` at least has the function of its fake implementation.
+    `torch.library.custom_op` keeps the function that it wraps; the dispatcher keeps the file that made the Library, and
+    the registry of fake implementations the file of each, as `FILE:LINE`.
     """
     name = operator._schema.name
     definition = _find("torch._library.custom_ops", "OPDEFS").get(name)
     if definition is not None:
         return str(definition._init_fn.__module__)
-    made = re.search(r"^debug: registered at (.+):\d+$", _find("torch._C", "_dispatch_dump")(name), re.MULTILINE)
-    if made is not None and made[1].endswith(".py"):
-        files = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items())}
-        found = files.get(made[1], "")
-        if found not in ("torch.library", "torch._library.custom_ops"):
-            return found
+    registered = re.search(r"^debug: registered at (.+)$", _find("torch._C", "_dispatch_dump")(name), re.MULTILINE)
     entry = _find("torch._library.simple_registry", "singleton").get(name)
     kernel = None if entry is None else entry.fake_impl.kernel
-    return "" if kernel is None else str(getattr(kernel.func, "__module__", ""))
+    places = [registered[1] if registered else "", "" if kernel is None else str(kernel.source)]
+    files = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items())}
+    found = (files.get(place.rpartition(":")[0], "") for place in places)
+    return next((module for module in found if module and module not in REGISTRARS), "")

@@ -149,7 +149,7 @@ def test_it_compiles_twice_to_the_same_names(compiled: Path, tmp_path: Path) -> 
         shutil.copy(compiled / name, tmp_path)
     subprocess.run(
         [sys.executable, "-m", "neffcache.compile.host.worker", KEY, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **with_kernel(compiled)},
         check=True,
     )
 

@@ -104,7 +104,10 @@ def another(value: Any) -> Any:
     raise AssertionError(f"no other value is known for {value!r}")
 
 
-def test_every_leaf_counts_unless_it_is_declared_neutral(config: Any) -> None:
+def test_every_leaf_counts_unless_it_is_declared_neutral(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which packages count, without their hundreds of digests; and versions looked up once.
+    monkeypatch.setattr(documents, "sources", sorted)
+    monkeypatch.setattr(documents, "_version", functools.cache(documents._version))
     before = key(config)
     counted = neutral = 0
     # Layers are alike: the first and the last stand for all of them.
@@ -123,7 +126,7 @@ def test_every_leaf_counts_unless_it_is_declared_neutral(config: Any) -> None:
             assert after != before, f"{path} changed and the key did not"
             counted += 1
     assert key(config) == before
-    assert counted > 300
+    assert counted > 250
     assert neutral > 30
     assert {kind for kind in (bool, int, float, str) if any(type(value) is kind for _, value, _ in found)} == {
         bool, int, float, str,
