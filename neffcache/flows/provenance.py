@@ -70,6 +70,8 @@ def _names_stamp(path: str, counts: Callable[[str], bool]) -> str | None:
         names = os.listdir(path)
     except (OSError, ValueError):
         return None
+    if os.path.basename(path) == "__pycache__":
+        names = [name for name in names if ".pyc" not in name]
     kept = sorted(os.fsencode(name) for name in names if name != "__pycache__" and counts(name))
     return hashlib.sha256(b"\0".join(kept)).hexdigest()
 
@@ -166,7 +168,7 @@ class Recorder:
             self.doubts.append(f"it calls {event}")
 
     def _read(self, path: str) -> None:
-        if path.startswith(KERNEL):
+        if _of_kernel(path):
             if not path.startswith(KERNEL_READS):
                 self.doubts.append(f"it reads {path}")
             return
@@ -175,7 +177,7 @@ class Recorder:
             self.files[path] = file_stamp(path), time.time_ns()
 
     def _listed(self, path: str, *, by_import: bool) -> None:
-        if path.startswith(KERNEL):
+        if _of_kernel(path):
             if not path.startswith(KERNEL_READS):
                 self.doubts.append(f"it lists {path}")
         elif by_import:
@@ -198,7 +200,7 @@ class Recorder:
         self._over = True
         found = [*doubts, *self.doubts]
         for path in imported_files() | mapped_files() | startup_files():
-            if not path.startswith(KERNEL):
+            if not _of_kernel(path):
                 self.files.setdefault(path, (file_stamp(path), self.started))
         self._search()
         for path in {os.path.abspath(place or ".") for place in os.get_exec_path()} - self.listings.keys():
@@ -211,6 +213,10 @@ class Recorder:
             if stamp is not None and stamp[4] > at - RACY:
                 found.append(f"{name} was written just before it was read")
         return dataclasses.replace(made, doubt=found[0] if found else "")
+
+
+def _of_kernel(path: str) -> bool:
+    return f"{path}/".startswith(KERNEL)
 
 
 def source_of(path: str) -> str:

@@ -155,8 +155,11 @@ def test_nothing_changed_starts_no_worker_and_every_change_does(toy: Toy) -> Non
 
 
 def test_byte_code_and_notes_outside_of_what_was_read_change_nothing(toy: Toy) -> None:
+    (toy.package / "__pycache__").mkdir()
     toy.ask()
-    shutil.rmtree(toy.package / "__pycache__", ignore_errors=True)
+    (toy.package / "__pycache__" / "other.cpython-311.pyc").write_bytes(b"x")
+    (toy.package / "__pycache__" / "other.cpython-311.pyc.140123").write_bytes(b"x")
+    assert toy.ask()
     (toy.root / "README.md").write_text("more")
     (toy.root / "code" / "spread" / "__pycache__").mkdir(exist_ok=True)
     assert toy.ask()
@@ -194,12 +197,13 @@ def test_another_question_interpreter_directory_cpu_or_boot_is_asked_anew(
     toy.ask()
     assert not toy.ask({"another": 1})
     for name, value in {"boot": "2", "cpu": {}, "cpus": 0, "python": [], "devices": ["neuron0"], "user": -1}.items():
-        monkeypatch.setattr(remembered, "circumstances", lambda _, n=name, v=value: {**around, n: v})
-        assert not toy.ask(), name
-    monkeypatch.setattr(remembered, "circumstances", lambda _: None)
-    assert not toy.ask()
-    assert not toy.ask(), "where the circumstances cannot be told nothing is remembered"
-    monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(remembered, "circumstances", lambda _, n=name, v=value: {**around, n: v})
+            assert not toy.ask(), name
+    with monkeypatch.context() as patch:
+        patch.setattr(remembered, "circumstances", lambda _: None)
+        assert not toy.ask()
+        assert not toy.ask(), "where the circumstances cannot be told nothing is remembered"
     assert toy.ask()
     (toy.root / "elsewhere").mkdir()
     monkeypatch.chdir(toy.root / "elsewhere")
@@ -214,7 +218,7 @@ def test_another_question_interpreter_directory_cpu_or_boot_is_asked_anew(
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
         "import sqlite3; sqlite3.connect(':memory:')",
         "open('/proc/uptime').read()",
-        "import os; os.listdir('/proc')",
+        "os.listdir('/proc')",
         "here.joinpath('late.py').write_text('NUMBER = 7')",
         "here.joinpath(f'new{len(os.listdir(here))}.py').touch()",
     ],
