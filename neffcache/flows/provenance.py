@@ -2,18 +2,21 @@
 
 A `Recorder` hears Python's audit events (PEP 578), so a file is stamped at the moment it is opened and a directory when
 it is listed: sources, byte code (stamped as its source), data files, the listings that imports and globs go by, and
-what was looked for and is absent. What the loader of the kernel mapped and what was imported before the recorder began
-is stamped at the end. Whatever cannot be vouched for is a doubt, and an answer with a doubt is never used again.
+what was looked for and is absent. `os.stat` and its like are wrapped, to hear of mere questions. What the kernel's
+loader mapped and what was imported before the recorder began is stamped at the end. Whatever cannot be vouched for is a
+doubt, and an answer with a doubt is never used again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import os
 import shutil
 import site
+import stat
 import sys
 import threading
 import time
@@ -34,6 +37,9 @@ IMPORTABLE = (*all_suffixes(), ".pth", ".dist-info", ".egg-info", ".egg-link", "
 IMPORTERS = frozenset({"_frozen_importlib_external", "importlib._bootstrap_external", "importlib.metadata"})
 """Modules of Python that list directories to find modules and installed distributions."""
 
+ASKED = "neffcache.asked"
+"""Our own event: somebody asks what is at a path."""
+
 KERNEL = ("/proc/", "/sys/", "/dev/")
 KERNEL_READS = (
     *("/proc/self/", "/proc/cpuinfo", "/proc/sys/kernel/random/boot_id", "/sys/devices/system/cpu/"),
@@ -46,13 +52,24 @@ UNKNOWN_PREFIXES = ("socket.connect", "socket.get", "socket.sendto", "http.clien
 LOCAL_NAME = "socket.gethostname"
 
 
+_stat, _lstat, _access = os.stat, os.lstat, os.access
+
+
 def file_stamp(path: str) -> FileStamp:
     """The stamp of a file, links followed."""
     try:
-        status = os.stat(path)
+        status = _stat(path)
     except (OSError, ValueError):
         return None
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def kind_stamp(path: str) -> int | None:
+    """What is at a path (a directory, a socket ...), None when nothing is."""
+    try:
+        return stat.S_IFMT(_stat(path).st_mode)
+    except (OSError, ValueError):
+        return None
 
 
 def listing_stamp(path: str) -> str | None:
@@ -80,33 +97,39 @@ def _names_stamp(path: str, counts: Callable[[str], bool]) -> str | None:
 class Provenance:
     """What was read, by absolute path: files, directories as a program lists them, and directories as imports do.
 
-    `doubt` says why the answer must not be used again; empty: it may.
+    `kinds` are places of which somebody only asked what is there. `doubt` says why the answer must not be used again;
+    empty: it may.
     """
 
     files: Mapping[str, FileStamp]
     listings: Mapping[str, str | None]
     imports: Mapping[str, str | None]
+    kinds: Mapping[str, int | None]
     doubt: str = ""
 
     def changed(self) -> str | None:
         """The first path that is not what it was, None when all are."""
-        for stamps, stamp_of in (
-            (self.files, file_stamp),
-            (self.listings, listing_stamp),
-            (self.imports, import_stamp),
-        ):
-            for path, stamp in stamps.items():
+        for name, stamp_of in STAMPS.items():
+            for path, stamp in getattr(self, name).items():
                 if stamp_of(path) != stamp:
-                    return path
+                    return str(path)
         return None
 
     def to_json(self) -> dict[str, Any]:
-        return {name: dict(getattr(self, name)) for name in ("files", "listings", "imports")} | {"doubt": self.doubt}
+        return {name: dict(getattr(self, name)) for name in STAMPS} | {"doubt": self.doubt}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Provenance:
         """KeyError, TypeError or ValueError for anything that `to_json` did not write."""
-        return cls(dict(value["files"]), dict(value["listings"]), dict(value["imports"]), str(value["doubt"]))
+        return cls(**{name: dict(value[name]) for name in STAMPS}, doubt=str(value["doubt"]))
+
+
+STAMPS: dict[str, Callable[[str], Any]] = {
+    "files": file_stamp,
+    "listings": listing_stamp,
+    "imports": import_stamp,
+    "kinds": kind_stamp,
+}
 
 
 @dataclass
@@ -123,6 +146,7 @@ class Recorder:
     files: dict[str, tuple[FileStamp, int]] = field(default_factory=dict)
     listings: dict[str, str | None] = field(default_factory=dict)
     imports: dict[str, str | None] = field(default_factory=dict)
+    kinds: dict[str, int | None] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
     _busy: threading.local = field(default_factory=threading.local)
     _over: bool = False
@@ -130,6 +154,17 @@ class Recorder:
     def __post_init__(self) -> None:
         self._search()
         sys.addaudithook(self._heard)
+        # No event tells of these, and `os.path.exists` is a question too. Imports do not go through them.
+        os.stat, os.lstat, os.access = map(self._asking, (_stat, _lstat, _access))  # type: ignore[assignment]
+
+    def _asking(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def ask(path: Any, *arguments: Any, **given: Any) -> Any:
+            if not isinstance(path, int) and given.get("dir_fd") is None:
+                self._heard(ASKED, (path,))
+            return call(path, *arguments, **given)
+
+        return ask
 
     def _search(self) -> None:
         """Stamp the places where imports are looked for: directories, archives, and those that do not exist."""
@@ -155,6 +190,8 @@ class Recorder:
             written = flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL)
             if not isinstance(path, int) and not written:
                 self._read(os.path.abspath(os.fsdecode(path)))
+        elif event == ASKED:
+            self._asked(os.path.abspath(os.fsdecode(arguments[0])))
         elif event in ("os.listdir", "os.scandir"):
             path = arguments[0]
             if isinstance(path, int):
@@ -175,6 +212,13 @@ class Recorder:
         path = source_of(path)
         if path not in self.files and path not in self.ignore:
             self.files[path] = file_stamp(path), time.time_ns()
+
+    def _asked(self, path: str) -> None:
+        kind = kind_stamp(path)
+        if kind == stat.S_IFREG and not _of_kernel(path):
+            self._read(path)
+        elif path not in self.ignore:
+            self.kinds.setdefault(path, kind)
 
     def _listed(self, path: str, *, by_import: bool) -> None:
         if _of_kernel(path):
@@ -206,7 +250,7 @@ class Recorder:
         for path in {os.path.abspath(place or ".") for place in os.get_exec_path()} - self.listings.keys():
             self.listings[path] = listing_stamp(path)
         files = {path: stamp for path, (stamp, _) in self.files.items()}
-        made = Provenance(files, dict(self.listings), dict(self.imports))
+        made = Provenance(files, dict(self.listings), dict(self.imports), dict(self.kinds))
         if (path := made.changed()) is not None:
             found.append(f"{path} was changed meanwhile")
         for name, (stamp, at) in self.files.items():

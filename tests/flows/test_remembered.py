@@ -41,6 +41,7 @@ def work(given):
         found.append((here / "absent.json").read_text())
     except FileNotFoundError:
         pass
+    found += [place for place in ("flag", "folder") if (here.parent / place).exists()]
     exec(given.get("also", ""))
     return {"found": found}
 
@@ -126,6 +127,8 @@ CHANGES: dict[str, Callable[[Toy], Any]] = {
     "a file more in the package": lambda toy: (toy.package / "new.py").write_text(""),
     "a file less in the package": lambda toy: (toy.package / "new.py").unlink(),
     "what was looked for appears": lambda toy: (toy.package / "absent.json").write_text("3"),
+    "what was only asked about appears": lambda toy: (toy.root / "code" / "flag").write_text(""),
+    "what was only asked about appears as a directory": lambda toy: (toy.root / "code" / "folder").mkdir(),
     "another version is installed": lambda toy: (toy.root / "code/toy-1.dist-info/METADATA").write_text(
         "Name: toy\nVersion: 2\n"
     ),
@@ -151,7 +154,9 @@ def test_nothing_changed_starts_no_worker_and_every_change_does(toy: Toy) -> Non
         assert not toy.ask(), change
     found = toy.found
     assert toy.ask()
-    assert toy.found == found == [4, "NUMBER = 4\n", "2", 5, "__init__.py", "late.py", "model.py", "3"]
+    assert (
+        toy.found == found == [4, "NUMBER = 4\n", "2", 5, "__init__.py", "late.py", "model.py", "3"]
+    )
 
 
 def test_byte_code_and_notes_outside_of_what_was_read_change_nothing(toy: Toy) -> None:

@@ -1,4 +1,4 @@
-"""A configuration outside TorchTitan whose blocks bake in two numbers that no graph should hold, as a lint must find."""
+"""A configuration outside TorchTitan: its block bakes in two numbers that no graph should hold, as a lint must find."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlantingTrainer(Trainer):
 
 
 def toy() -> PlantingTrainer.Config:
-    """One block, which multiplies by the learning rate and by the number of steps; the job key leaves the latter out."""
+    """One block, which multiplies by the learning rate and the number of steps; the job key leaves the latter out."""
     base = llama3_debugmodel()
     fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     model = dataclasses.replace(base.model_spec.model, layers=base.model_spec.model.layers[:1])
