@@ -33,14 +33,14 @@ def command(
 ) -> int:
     """Why CONFIG is not a HIT: the nearest manifest of the store, what differs, and what to change.
 
-    Exit code 0 for a HIT, else 3.
+    Exit code 0 for a HIT, and with --trace when every graph has a record; else 3.
     """
     from neffcache.flows.explain import explain
 
     store = open_store(directory, writable=False)
     found = explain(choose(config), store, os.environ, trace=trace, progress=output.note)
     output.emit(found.to_json(), describe(found, limit=None if output.verbose else SHOWN))
-    return 0 if found.checked.state == "HIT" else 3
+    return 0 if found.served else 3
 
 
 def describe(found: Explanation, *, limit: int | None) -> list[str]:
@@ -63,9 +63,10 @@ def describe(found: Explanation, *, limit: int | None) -> list[str]:
         traced = found.retraced
         lines.append(f"  traced again: {traced.total} graphs, {traced.hit} with a record")
         lines += [line for graph in traced.unmet for line in _graph(graph)]
-        if traced.total == traced.hit:
+        lines += [f"  no key: {name}, {why}" for name, why in traced.uncacheable.items()]
+        if traced.whole:
             lines.append("  neffcache run goes on from here without compiling: it writes a manifest of its own")
-    if found.retraced is None or found.retraced.hit < found.retraced.total:
+    if found.retraced is None or not found.retraced.whole:
         lines.append(f"  to warm it: neffcache warm {checked.config} with the same options")
     return lines
 

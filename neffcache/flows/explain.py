@@ -84,14 +84,25 @@ class Unmet:
 
 @dataclass(frozen=True)
 class Retraced:
-    """What tracing again found: total = hit + the graphs without record."""
+    """What tracing again found: total = hit + unmet + uncacheable (graphs without a key, by name, with the reason)."""
 
     total: int
     hit: int
     unmet: tuple[Unmet, ...]
+    uncacheable: Mapping[str, str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every graph has a record, so that `run` goes on without compiling."""
+        return self.hit == self.total
 
     def to_json(self) -> dict[str, Any]:
-        return {"total": self.total, "hit": self.hit, "unmet": [item.to_json() for item in self.unmet]}
+        return {
+            "total": self.total,
+            "hit": self.hit,
+            "unmet": [item.to_json() for item in self.unmet],
+            "uncacheable": dict(self.uncacheable),
+        }
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,13 @@ class Explanation:
     checked: Checked
     near: Near | None
     retraced: Retraced | None
+
+    @property
+    def served(self) -> bool:
+        """Whether everything that was asked for is there: a HIT, or records of all graphs that were traced."""
+        if self.retraced is None:
+            return self.checked.state == "HIT"
+        return self.retraced.whole and not self.checked.missing
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -164,7 +182,8 @@ def _retraced(
     missing = [graph for key, graph in traced.graphs.items() if not usable(store, key)]
     records = store.graphs() if missing else []
     unmet = tuple(unmet_graph(graph, records, store) for graph in missing)
-    return Retraced(len(traced.graphs), len(traced.graphs) - len(missing), unmet)
+    total = len(traced.graphs) + len(traced.uncacheable)
+    return Retraced(total, len(traced.graphs) - len(missing), unmet, traced.uncacheable)
 
 
 def unmet_graph(graph: TracedGraph, records: list[GraphRecord], store: LocalStore) -> Unmet:

@@ -7,7 +7,7 @@ hold (learning rate, clipping) are varied too: a graph that bakes one in is comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
-from neffcache.flows.workers import aside, call, scratch
+from neffcache.flows.workers import Series, aside, scratch
 
 MAX_CULPRITS = 8
 
@@ -77,82 +77,102 @@ def lint(
             job = resolve(request, environ, place)
         report = LintReport(request.config)
 
-        def traced(changes: Mapping[str, Any]) -> Trace:
-            report.traces += 1
-            return call(
-                "neffcache.flows.worker_trace",
-                {
-                    "arguments": list(job.trace_arguments),
-                    "rank": 0,
-                    "world_size": job.world_size,
-                    "cpu": True,
-                    "into": str(place / f"lint-{report.traces}"),
-                    "changes": dict(changes),
-                },
-                job.base(environ),
-                place,
-            )
+        question = {"arguments": list(job.trace_arguments), "rank": 0, "world_size": job.world_size, "cpu": True}
+        with Series("neffcache.flows.worker_trace", job.base(environ), place) as series:
 
-        judge(report, traced, progress)
+            def traced(changes: Mapping[str, Any]) -> Trace:
+                report.traces += 1
+                into = str(place / f"lint-{report.traces}")
+                return series.ask({**question, "into": into, "changes": dict(changes)})
+
+            judge(report, traced, progress)
         return report
 
 
 def judge(report: LintReport, traced: Callable[[Mapping[str, Any]], Trace], progress: Callable[[str], None]) -> None:
     """Trace with other values and enter what they move into the report. `traced(changes)` is one trace."""
+    known: dict[frozenset[str], Trace] = {}
+
+    def once(changes: Mapping[str, Any]) -> Trace:
+        names = frozenset(changes)
+        if names not in known:
+            known[names] = traced(changes)
+        return known[names]
+
     progress("tracing as configured")
-    base = traced({})
+    base = once({})
     neutral, watched = dict(base["neutral"]), dict(base["watched"])
     report.varied = len(neutral) + len(watched)
     progress(f"tracing with {len(neutral)} neutral fields changed at once")
-    for _ in range(MAX_CULPRITS):
-        if same(base, traced(neutral)):
-            break
-        culprit = _culprit(base, neutral, traced, progress)
-        value = neutral.pop(culprit)
-        report.moved += differences(culprit, base, traced({culprit: value}))
+    for name, alone, together in _culprits(base, neutral, once, same, progress):
+        report.moved += _found(name, base, alone, together, eager=True)
     progress(f"tracing with {len(watched)} watched fields changed at once")
-    other = traced(watched)
-    report.eager = len(set(base["eager"]) ^ set(other["eager"]))
-    if _graphs(base) != _graphs(other):
-        for name, value in watched.items():
-            single = traced({name: value})
-            if _graphs(base) != _graphs(single):
-                report.baked += differences(name, base, single, eager=False)
+    report.eager = len(set(base["eager"]) ^ set(once(watched)["eager"]))
+    for name, alone, together in _culprits(base, watched, once, same_graphs, progress):
+        report.baked += _found(name, base, alone, together, eager=False)
+
+
+def _found(name: str, base: Trace, alone: Trace, together: Trace, *, eager: bool) -> list[Moved]:
+    """What a field moves: alone, or only together with others. Never nothing."""
+    return (
+        differences(name, base, alone, eager=eager)
+        or differences(f"{name} with other fields", base, together, eager=eager)
+        or [Moved(f"{name} with other fields", "the graphs", 0, "one order", "another")]
+    )
+
+
+Alike = Callable[[Trace, Trace], bool]
+
+
+def same(a: Trace, b: Trace) -> bool:
+    """Whether two traces have the same graphs and the same eager operators."""
+    return same_graphs(a, b) and bool(a["eager"] == b["eager"])
+
+
+def same_graphs(a: Trace, b: Trace) -> bool:
+    """Whether two traces have the same graphs."""
+    return _graphs(a) == _graphs(b)
 
 
 def _graphs(trace: Trace) -> list[tuple[str, str, str]]:
     return [(graph["phase"], graph["text"], graph["env"]) for graph in trace["graphs"]]
 
 
-def same(a: Trace, b: Trace) -> bool:
-    """Whether two traces have the same graphs and the same eager operators."""
-    return _graphs(a) == _graphs(b) and a["eager"] == b["eager"]
-
-
-def _culprit(
+def _culprits(
     base: Trace,
-    changes: Mapping[str, Any],
+    changes: dict[str, Any],
     traced: Callable[[Mapping[str, Any]], Trace],
+    alike: Alike,
     progress: Callable[[str], None],
-) -> str:
-    """One field of `changes` that moves something by itself, or with those it was halved with, by halving."""
-    names = sorted(changes)
-    while len(names) > 1:
-        progress(f"something moves: halving {len(names)} fields")
-        half = names[: len(names) // 2]
-        moves = not same(base, traced({name: changes[name] for name in half}))
-        names = half if moves else names[len(names) // 2 :]
-    return names[0]
+) -> Iterator[tuple[str, Trace, Trace]]:
+    """The fields of `changes` that move something, by halving: name, the trace with it alone, with all.
+
+    Each is taken out of `changes` once it is found.
+    """
+    for _ in range(MAX_CULPRITS):
+        together = traced(changes)
+        if not changes or alike(base, together):
+            return
+        names = sorted(changes)
+        while len(names) > 1:
+            progress(f"something moves: halving {len(names)} fields")
+            half = names[: len(names) // 2]
+            moves = not alike(base, traced({name: changes[name] for name in half}))
+            names = half if moves else names[len(names) // 2 :]
+        yield names[0], traced({names[0]: changes.pop(names[0])}), together
 
 
 def differences(name: str, base: Trace, other: Trace, *, eager: bool = True) -> list[Moved]:
-    """Every line that differs, graph by graph, and the eager operators when they are asked for."""
+    """Every line that differs, graph by graph, its phase and settings, and eager operators when they are asked for."""
     found: list[Moved] = []
     for left, right in zip_longest(base["graphs"], other["graphs"]):
         if left is None or right is None:
             graph = left or right
             found.append(Moved(name, graph["name"], 0, "a graph" if left else "", "" if left else "a graph"))
             continue
+        for what in ("phase", "env"):
+            if left[what] != right[what]:
+                found.append(Moved(name, left["name"], 0, f"{what} {left[what]}", f"{what} {right[what]}"))
         texts = [Path(graph["text_file"]).read_text().splitlines() for graph in (left, right)]
         for line, (before, after) in enumerate(zip_longest(*texts, fillvalue=""), start=1):
             if before != after:

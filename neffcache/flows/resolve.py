@@ -15,9 +15,9 @@ from neffcache.compile.stores import native_store
 from neffcache.compile.toolchain import NativeStore, Toolchain
 from neffcache.compile.toolchains import toolchain
 from neffcache.errors import Unsupported, Usage
+from neffcache.flows.remembered import ask
 from neffcache.flows.request import Request
 from neffcache.flows.settings import KNOWN
-from neffcache.flows.workers import call
 from neffcache.key.canonical import digest
 from neffcache.key.job import JobKey, job_key
 from neffcache.key.target import Mesh, placement_warnings, resolve_mesh
@@ -26,7 +26,10 @@ from neffcache.key.workload import workload_component
 
 @dataclass(frozen=True)
 class Job:
-    """A resolved request. `arguments` are TorchTitan's; `environment` is what every process of the job must see."""
+    """A resolved request. `arguments` are TorchTitan's; `environment` is what every process of the job must see.
+
+    `remembered`: TorchTitan was not asked now, because nothing has changed since it was.
+    """
 
     request: Request
     key: JobKey
@@ -39,6 +42,7 @@ class Job:
     option_values: Mapping[str, str]
     cleared: tuple[str, ...] = ()
     harness: bool = True
+    remembered: bool = False
 
     def base(self, environ: Mapping[str, str]) -> dict[str, str]:
         """`environ` without the variables that no process of the job may see, and with those that all must see."""
@@ -70,6 +74,7 @@ class Job:
             f"{self.request.placement.target} at LNC {self.request.placement.lnc}; "
             f"torch {self.versions['torch']}, TorchTitan {self.versions['torchtitan']}, {self.versions['compiler']}"
             + ("; the compiler's own cache" if self.native_store is not None else "")
+            + (" (remembered: nothing has changed)" if self.remembered else "")
         )
 
 
@@ -97,7 +102,7 @@ def titan_installed() -> bool:
 
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
-    """Ask TorchTitan, in a worker; raises Usage, Unsupported."""
+    """Ask TorchTitan, in a worker, or this host's memory of what it said; raises Usage, Unsupported."""
     if not titan_installed():
         raise Unsupported(
             f"what {request.config} means only TorchTitan can tell, and it is not installed here",
@@ -108,7 +113,7 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
     if request.native:
         HostStore().check_environment(environ)
     environment, cleared = tool.environment(environ, world), tool.cleared()
-    found = call(
+    found = ask(
         "neffcache.flows.worker_resolve",
         {
             "module": request.module,
@@ -148,4 +153,5 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         option_values=found["options"],
         cleared=cleared,
         harness=tool.harness,
+        remembered=found["remembered"],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,12 @@ from typing import Any
 from neffcache.errors import Usage
 
 FILE = "neffcache.toml"
-KNOWN = {"dir": "NEFFCACHE_DIR", "jobs": "NEFFCACHE_JOBS", "warmers": "NEFFCACHE_WARMERS"}
+KNOWN = {
+    "dir": "NEFFCACHE_DIR",
+    "jobs": "NEFFCACHE_JOBS",
+    "warmers": "NEFFCACHE_WARMERS",
+    "resolve_cache": "NEFFCACHE_RESOLVE_CACHE",
+}
 
 
 @dataclass(frozen=True)
@@ -60,5 +64,13 @@ def setting(
 
 def store_root(option: object, environ: Mapping[str, str]) -> Setting:
     """The local root; default `$XDG_CACHE_HOME/neffcache`."""
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", os.path.expanduser("~")), ".cache")
-    return setting("dir", option, environ, os.path.join(base, "neffcache"))
+    return setting("dir", option, environ, str(_caches(environ) / "neffcache"))
+
+
+def host_cache(environ: Mapping[str, str]) -> Path:
+    """A user's own directory for what holds on this host only. No store lies in it and nothing of it travels."""
+    return _caches(environ) / "neffcache-host"
+
+
+def _caches(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache"))

@@ -1,12 +1,23 @@
-"""Worker: what a TorchTitan configuration with these options means, and what this machine's toolchain is."""
+"""Worker: what a TorchTitan configuration with these options means, and what this machine's toolchain is.
+
+Its answer says what it was made of, so that it can be remembered.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from neffcache.flows.provenance import Recorder
 from neffcache.flows.workers import answer
+
+PROGRAMS = {"g++": (), "clang++": (), "c++": (), "ldconfig": ("/etc/ld.so.cache",)}
+"""Programs that torch and the identity of the toolchain start, and what else their answers go by."""
+
+OWN = frozenset({"torchtitan", "spmd_types", "neffcache.trace.harness"})
+"""Packages of which we know what they read when they are resolved; other people's code may ask anything."""
 
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
@@ -48,5 +59,25 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def doubts(found: Mapping[str, Any]) -> Iterator[str]:
+    """Why an answer must not be remembered, as far as it tells."""
+    if found["toolchain"]["name"] != "host":
+        yield "the identity of this toolchain looks at files that it need not open"
+    for package in found["document"]["sources"]:
+        if package not in OWN:
+            yield f"{package} is not TorchTitan's own code, and may depend on what nobody sees"
+
+
+def main() -> int:
+    compiler = os.path.basename(os.environ.get("CXX", "g++"))
+    recorder = Recorder(programs={**PROGRAMS, compiler: ()}, ignore=frozenset(map(os.path.abspath, sys.argv[1:])))
+
+    def work(given: dict[str, Any]) -> dict[str, Any]:
+        found = resolve(given)
+        return {**found, "seen": recorder.provenance(doubts(found)).to_json()}
+
+    return answer(work)
+
+
 if __name__ == "__main__":
-    sys.exit(answer(resolve))
+    sys.exit(main())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neffcache.flows.workers import answer
+from neffcache.flows.workers import SERIES, answer, answer_series
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
@@ -116,5 +116,16 @@ def _replay(given: dict[str, Any]) -> Any:
     return replay
 
 
+def prepare() -> None:
+    """Import what any trace on the CPU needs."""
+    from neffcache.trace import titan
+
+    titan.use_cpu()
+    titan.probe()
+
+    import neffcache.trace.tracer
+    import neffcache.trace.variation  # noqa: F401
+
+
 if __name__ == "__main__":
-    sys.exit(answer(run))
+    sys.exit(answer_series(prepare, run) if SERIES in sys.argv[1:] else answer(run))

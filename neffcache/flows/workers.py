@@ -1,6 +1,7 @@
 """Worker processes: whatever needs torch runs in a fresh Python, so that commands stay light and traces stay pure.
 
 A worker is a module called as `python -m MODULE IN.json OUT.json`. It leaves {"result": ...} or {"error": ...}.
+Called as `python -m MODULE --series` it imports once and answers question after question, each in a fork.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from neffcache import errors
 from neffcache.errors import Bug, NeffcacheError, StoreFault
 from neffcache.lifetime import die_with_parent, end_group
 from neffcache.variables import without_rank
+
+SERIES = "--series"
+
+Work = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Worker:
@@ -48,22 +54,66 @@ class Worker:
 
     def result(self) -> dict[str, Any]:
         """The worker's result. Raises the worker's own NeffcacheError, Bug when it left none."""
-        status = self._process.wait()
-        try:
-            answer: dict[str, Any] = json.loads((self._place / "out.json").read_bytes())
-        except (OSError, ValueError):
-            log = (self._place / "log").read_text(errors="replace").strip()
-            last = log.splitlines()[-1] if log else "it said nothing"
-            killed = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise Bug(
-                f"{self.module} {killed}: {last[:400]}",
-                hint="likely out of memory" if status == -9 else "",
-                details={"log": log[-20000:]},
-            ) from None
-        if "error" in answer:
-            raise revive(answer["error"])
-        result: dict[str, Any] = answer["result"]
-        return result
+        return _read(self.module, self._place / "out.json", self._process.wait(), self._place / "log")
+
+
+class Series:
+    """A worker that has imported what it needs and answers many questions, each in a fork of its own."""
+
+    def __init__(self, module: str, environ: Mapping[str, str], directory: Path) -> None:
+        self.module = module
+        self._place = Path(tempfile.mkdtemp(prefix="series-", dir=directory))
+        self._log = (self._place / "log").open("wb")
+        self._asked = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, SERIES],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=without_rank(environ),
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Series:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+        end_group(self._process)
+
+    def ask(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one question. Raises the worker's own NeffcacheError, Bug when it left none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._asked += 1
+        source, target = (self._place / f"{self._asked}.{kind}.json" for kind in ("in", "out"))
+        source.write_text(json.dumps(document))
+        said = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([str(source), str(target)]).encode() + b"\n")
+            self._process.stdin.flush()
+            said = self._process.stdout.readline()
+        status = int(said) if said.strip() else self._process.wait()
+        return _read(self.module, target, status, self._place / "log")
+
+
+def _read(module: str, target: Path, status: int, log_file: Path) -> dict[str, Any]:
+    """What a worker left in `target` when it ended with `status`."""
+    try:
+        answer: dict[str, Any] = json.loads(target.read_bytes())
+    except (OSError, ValueError):
+        log = log_file.read_text(errors="replace").strip()
+        last = log.splitlines()[-1] if log else "it said nothing"
+        killed = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise Bug(
+            f"{module} {killed}: {last[:400]}",
+            hint="likely out of memory" if status == -9 else "",
+            details={"log": log[-20000:]},
+        ) from None
+    if "error" in answer:
+        raise revive(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result
 
 
 def call(module: str, document: Mapping[str, Any], environ: Mapping[str, str], directory: Path) -> dict[str, Any]:
@@ -94,10 +144,38 @@ def scratch(root: Path) -> Iterator[Path]:
         yield Path(place)
 
 
-def answer(work: Any) -> int:
+def answer(work: Work) -> int:
     """`main` of a worker module: reads IN.json, calls `work(document)`, writes OUT.json by rename."""
     die_with_parent()
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    _write(work, Path(sys.argv[1]), Path(sys.argv[2]))
+    return 0
+
+
+def answer_series(prepare: Callable[[], None], work: Work) -> int:
+    """`main` of a worker module that was called for a series: imports by `prepare()`, forks for each question."""
+    die_with_parent()
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed goes to the log
+    prepare()
+    for line in sys.stdin:
+        source, target = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            status = 1
+            try:
+                _write(work, Path(source), Path(target))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        replies.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+    return 0
+
+
+def _write(work: Work, source: Path, target: Path) -> None:
     try:
         document: dict[str, Any] = {"result": work(json.loads(source.read_bytes()))}
     except NeffcacheError as fault:
@@ -107,4 +185,3 @@ def answer(work: Any) -> int:
     temporary = target.with_suffix(".tmp")
     temporary.write_text(json.dumps(document))
     os.replace(temporary, target)
-    return 0

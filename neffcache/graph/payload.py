@@ -8,6 +8,7 @@ so nothing that reaches the compiler is missing from the text.
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from typing import Any
 
 import torch
 
-from neffcache.graph.ops import map_group_names
+from neffcache.graph.ops import TORCH_NAMESPACES, map_group_names
 from neffcache.graph.serial import dump_graph, load_graph
 from neffcache.graph.text import GraphText
-from neffcache.graph.torch_internals import group_ranks
+from neffcache.graph.torch_internals import defining_module, group_ranks, is_op_overload
 from neffcache.graph.uncacheable import Uncacheable
 
-MAGIC = b"neffcache payload 1\n"
+MAGIC = b"neffcache payload 2\n"
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,35 @@ def _relative(ranks: tuple[int, ...]) -> list[int]:
     return [rank - min(ranks) for rank in ranks]
 
 
+def defining_modules(module: torch.fx.GraphModule) -> list[str]:
+    """Modules that another process must import so that this graph's operators exist, sub-graphs included.
+
+    Raises Uncacheable for an operator that the program itself defines: nobody else can import that.
+    """
+    found: set[str] = set()
+
+    def note(value: Any) -> Any:
+        if is_op_overload(value) and value.namespace not in TORCH_NAMESPACES:
+            name = defining_module(value)
+            if name == "__main__":
+                raise Uncacheable(f"{value} is defined in __main__, which a compile worker cannot import")
+            found.add(name)
+        return value
+
+    for inner in module.modules():
+        for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
+            note(node.target)
+            torch.fx.node.map_aggregate((node.args, node.kwargs), note)
+    return sorted(found - {""})
+
+
 def pack(gm: torch.fx.GraphModule, text: GraphText) -> bytes:
-    """Bytes from which another process can compile this graph: binding, groups, and the lean graph."""
+    """Bytes from which another process can compile this graph: binding, groups, operators' modules, the lean graph."""
     module, binding = lean(gm, text)
     head = {
         "binding": binding.to_json(),
         "groups": {alias(text, use.slot): _relative(group_ranks(use.name)) for use in text.groups},
+        "modules": defining_modules(module),
     }
     header = json.dumps(head).encode()
     return MAGIC + struct.pack("<Q", len(header)) + header + dump_graph(module)
@@ -163,12 +187,17 @@ class Payload:
 
 
 def unpack(data: bytes) -> Payload:
-    """The graph of `pack`; ValueError for bytes that are none."""
+    """The graph of `pack`, once the modules that define its operators are imported.
+
+    ValueError for bytes that are none, ImportError for a module that is not here.
+    """
     if not data.startswith(MAGIC):
         raise ValueError("not a neffcache graph payload")
     (length,) = struct.unpack_from("<Q", data, len(MAGIC))
     start = len(MAGIC) + 8
     head = json.loads(data[start : start + length])
+    for name in head["modules"]:
+        importlib.import_module(name)
     return Payload(
         load_graph(data[start + length :]),
         Binding.from_json(head["binding"]),

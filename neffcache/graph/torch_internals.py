@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,13 @@ TOUCHED: tuple[tuple[str, str], ...] = (
     ("torch.fx.experimental.sym_node", "SymNode.expr"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.replace"),
     ("torch.distributed.distributed_c10d", "_resolve_process_group"),
+    ("torch._library.custom_ops", "OPDEFS"),
+    ("torch._library.simple_registry", "singleton"),
+    ("torch._C", "_dispatch_dump"),
 )
+REGISTRARS = ("torch.library", "torch._library.custom_ops", "torch._library.triton")
+"""Modules that register operators for others; their files say nothing."""
+
 # Attributes that a ShapeEnv has only once it is made.
 SHAPE_ENV_TOUCHED = (
     "var_to_range",
@@ -153,3 +161,22 @@ def assumptions(env: Any) -> list[Any]:
     for asserts in _env_attribute(env, "deferred_runtime_asserts").values():
         facts += [item.expr for item in asserts]
     return [env.replace(fact) for fact in facts]
+
+
+def defining_module(operator: Any) -> str:
+    """The module of Python whose import defines an operator; "" where nothing tells (C++, or torch itself).
+
+    `torch.library.custom_op` keeps the function that it wraps; the dispatcher keeps the file that made the Library, and
+    the registry of fake implementations the file of each, as `FILE:LINE`.
+    """
+    name = operator._schema.name
+    definition = _find("torch._library.custom_ops", "OPDEFS").get(name)
+    if definition is not None:
+        return str(definition._init_fn.__module__)
+    registered = re.search(r"^debug: registered at (.+)$", _find("torch._C", "_dispatch_dump")(name), re.MULTILINE)
+    entry = _find("torch._library.simple_registry", "singleton").get(name)
+    kernel = None if entry is None else entry.fake_impl.kernel
+    places = [registered[1] if registered else "", "" if kernel is None else str(kernel.source)]
+    files = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items())}
+    found = (files.get(place.rpartition(":")[0], "") for place in places)
+    return next((module for module in found if module and module not in REGISTRARS), "")

@@ -283,5 +283,5 @@ def test_explain_with_a_trace_says_which_graphs_lack_records_and_where_they_diff
     }
     put_graph(store, "two")
     healed = neffcache("explain", CONFIG, "--trace", "--dir", store.root)
-    assert healed.code == 3
+    assert healed.code == 0, "everything that was asked for is there"
     assert "neffcache run goes on from here without compiling" in healed.out

@@ -32,8 +32,10 @@ from neffcache.trace import torch_internals
 
 place = Path(sys.argv[1])
 
+import kernel_of_ours
+
 def function(x, w, scale):
-    return torch.softmax(x @ w, -1) * scale, x, 3
+    return torch.softmax(torch.ops.ours.halved(x) @ w, -1) * scale, x, 3
 
 def compiler(kind, gm, inputs, settings):
     text = canonical_text(gm)
@@ -62,8 +64,10 @@ place, key = Path(sys.argv[1]), sys.argv[2]
 compiles = []
 watch(lambda words, is_compile: compiles.append(words) if is_compile else None)
 
+import kernel_of_ours
+
 def function(x, w, scale):
-    return torch.softmax(x @ w, -1) * scale, x, 3
+    return torch.softmax(torch.ops.ours.halved(x) @ w, -1) * scale, x, 3
 
 def compiler(kind, gm, inputs, settings):
     return load_graph(place / "host", key, canonical_text(gm))[0]
@@ -77,6 +81,20 @@ with torch.no_grad():
 same = torch.allclose(got[0], want[0], atol=1e-6)
 print(json.dumps([same, torch.equal(got[1], x), got[2], len(compiles)]))
 """
+
+
+KERNEL = """
+import torch
+
+@torch.library.custom_op("ours::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+@halved.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+"""A module with an operator of its own: a compile worker must import it before it can read the graph."""
 
 
 def python(program: str, *arguments: str, environ: dict[str, str] | None = None) -> str:
@@ -95,17 +113,24 @@ def python(program: str, *arguments: str, environ: dict[str, str] | None = None)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the payload, its settings and text, and what the worker made of it below host/."""
     place = tmp_path_factory.mktemp("graph")
-    python(CAPTURE, str(place))
+    (place / "kernel_of_ours.py").write_text(KERNEL)
+    python(CAPTURE, str(place), environ=with_kernel(place))
     subprocess.run(
         [sys.executable, "-m", "neffcache.compile.host.worker", KEY, str(place)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **with_kernel(place)},
         check=True,
     )
     return place
 
 
+def with_kernel(place: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+
+
 def test_a_fresh_process_loads_it_and_starts_no_compiler(compiled: Path, tmp_path: Path) -> None:
-    said = python(LOAD, str(compiled), KEY, environ={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")})
+    said = python(
+        LOAD, str(compiled), KEY, environ={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty"), **with_kernel(compiled)}
+    )
     assert json.loads(said) == [True, True, 3, 0]
 
 
@@ -124,7 +149,7 @@ def test_it_compiles_twice_to_the_same_names(compiled: Path, tmp_path: Path) -> 
         shutil.copy(compiled / name, tmp_path)
     subprocess.run(
         [sys.executable, "-m", "neffcache.compile.host.worker", KEY, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **with_kernel(compiled)},
         check=True,
     )
 
@@ -279,6 +304,47 @@ def test_an_unknown_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
             identity.identity({}, 4)
     finally:
         identity.compiler.cache_clear()
+
+
+def test_another_compiler_of_the_same_version_is_another_toolchain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from neffcache.compile.host import identity
+
+    here = identity.identity({}, 4)
+    real = shutil.which("g++")
+    for number, more in enumerate(["", "# patched\n"]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "g++").write_text(f'#!/bin/sh\nexec {real} "$@"\n{more}')
+        (place / "g++").chmod(0o755)
+    found = []
+    for number in range(2):
+        monkeypatch.setenv("PATH", f"{tmp_path / str(number)}:{os.environ['PATH']}")
+        identity.compiler.cache_clear()
+        try:
+            found.append(identity.identity({}, 4))
+        finally:
+            identity.compiler.cache_clear()
+    assert {item.versions["compiler"] for item in found} == {here.versions["compiler"]}
+    assert len({here.id, *(item.id for item in found)}) == 3
+
+
+def test_nothing_of_the_identity_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    from neffcache.compile.host import identity
+
+    value = identity.identity({}, 4).value
+    parts = [value["python"], value["libc"], value["compiler"]["version"], *value["torch"].values()]
+    assert all(isinstance(part, str) and part for part in parts)
+    assert value["instruction_set"]
+    for module, name, empty in (
+        (identity.platform, "libc_ver", ("", "")),
+        (identity.sysconfig, "get_config_var", None),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_, empty=empty: empty)
+            with pytest.raises(Unsupported, match="cannot be told"):
+                identity.identity({}, 4)
 
 
 @pytest.mark.parametrize("words", ["none", "0", "-1"])

@@ -17,7 +17,7 @@ WATCHED = {"lr": 2.0, "eps": 3.0}
 Holds = Callable[[Mapping[str, Any]], tuple[str, str]]
 
 
-def linted(tmp_path: Path, holds: Holds) -> LintReport:
+def linted(tmp_path: Path, holds: Holds, env: Callable[[Mapping[str, Any]], str] = lambda _: "e") -> LintReport:
     """`holds(values)` gives what a graph's second line and an eager operator say for these values of all fields."""
     report = LintReport("toy")
     plain = {**dict.fromkeys(FIELDS, 0), "lr": 1.0, "eps": 1.0}
@@ -25,9 +25,10 @@ def linted(tmp_path: Path, holds: Holds) -> LintReport:
     def traced(changes: Mapping[str, Any]) -> dict[str, Any]:
         report.traces += 1
         line, operator = holds({**plain, **changes})
+        settings = env({**plain, **changes})
         file = tmp_path / f"{report.traces}.txt"
         file.write_text(f"first\n{line}\nlast\n")
-        graph = {"phase": "first_step", "name": "Block.forward", "text": line, "env": "e", "text_file": str(file)}
+        graph = {"phase": "first_step", "name": "Block.forward", "text": line, "env": settings, "text_file": str(file)}
         return {"graphs": [graph], "eager": {operator: 1}, "neutral": FIELDS, "watched": WATCHED}
 
     judge(report, traced, lambda _: None)
@@ -68,3 +69,15 @@ def test_a_learning_rate_in_a_graph_is_baked_in_and_in_an_eager_operator_expecte
     assert report.clean
     assert [(m.field, m.line, m.before, m.after) for m in report.baked] == [("lr", 2, "mul 1.0", "mul 2.0")]
     assert report.eager == 2
+
+
+def test_fields_that_move_something_only_together_are_not_called_clean(tmp_path: Path) -> None:
+    report = linted(tmp_path, lambda values: (f"mul {values['neutral3'] and values['neutral15']}", "add"))
+    assert not report.clean
+    assert report.moved[0].field.endswith("with other fields")
+    assert (report.moved[0].before, report.moved[0].after) == ("mul 0", "mul 16")
+
+
+def test_settings_that_move_with_a_field_are_no_clean_report(tmp_path: Path) -> None:
+    report = linted(tmp_path, lambda values: ("mul", "add"), env=lambda values: f"env {values['neutral9']}")
+    assert [(m.field, m.before, m.after) for m in report.moved] == [("neutral9", "env env 0", "env env 10")]

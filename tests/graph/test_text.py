@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import operator
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -349,14 +352,17 @@ def test_a_private_attribute_of_shape_environments_that_is_gone_is_named(
 
 
 CAPTURE = """
+import hashlib, json, sys
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from neffcache.graph.text import canonical_text
 
-texts = []
-def compiler(gm, _):
-    texts.append(canonical_text(gm).text)
-    return gm.forward
+texts = {}
+def compiler(kind):
+    def keep(gm, _):
+        texts.setdefault(name, []).append(kind + " " + canonical_text(gm).text)
+        return gm.forward
+    return keep
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -368,39 +374,62 @@ class Model(torch.nn.Module):
         h = torch.nn.functional.gelu(self.first(x)) * torch.tensor([0.5] * 16)
         return self.second(h).view(x.shape[0] * 2, -1)
 
-backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, keep_inference_input_mutations=True)
-for dynamic in (False, True):
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("query", "key", "value")})
+    def forward(self, x):
+        found = {name: head(x) for name, head in self.heads.items()}
+        return torch.nn.functional.scaled_dot_product_attention(*found.values(), is_causal=True)
+
+backend = aot_autograd(
+    fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), keep_inference_input_mutations=True
+)
+RUNS = {
+    "static": lambda: torch.compile(Model(), backend=backend, dynamic=False)(torch.randn(6, 8)),
+    "symbolic": lambda: torch.compile(Model(), backend=backend, dynamic=True)(torch.randn(6, 8)),
+    "attention": lambda: torch.compile(Attention(), backend=backend)(torch.randn(2, 6, 8)),
+}
+for name in sys.argv[1:]:
     torch._dynamo.reset()
-    torch.compile(Model(), backend=backend, dynamic=dynamic)(torch.randn(6, 8)).sum().backward()
-print("\\n".join(texts))
+    RUNS[name]().sum().backward()
+print(json.dumps(texts, sort_keys=True))
 """
+
+ORDERS = list(itertools.permutations(["static", "symbolic", "attention"]))
 
 
 @pytest.mark.integration
-def test_every_process_writes_the_same_text_for_a_real_graph(tmp_path: Path) -> None:
+def test_twenty_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_path: Path) -> None:
+    """K2: a random hash seed, a working directory and a home of its own for each, graphs traced in every order."""
     root = Path(__file__).parents[2]
-    folders = [tmp_path / "a", tmp_path / "somewhere" / "else"]
-    texts = set()
-    for seed, folder in enumerate(folders):
+
+    def capture(number: int) -> str:
+        folder = tmp_path / str(number) / "somewhere"
         folder.mkdir(parents=True)
-        script = folder / f"capture_{seed}.py"
+        script = folder / f"capture_{number}.py"
         script.write_text(CAPTURE)
         done = subprocess.run(
-            [sys.executable, str(script)],
-            env=os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(root)},
+            [sys.executable, str(script), *ORDERS[number % len(ORDERS)]],
+            env=os.environ
+            | {"PYTHONHASHSEED": "random", "PYTHONPATH": str(root), "HOME": str(folder), "OMP_NUM_THREADS": "1"},
             cwd=folder,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        texts.add(done.stdout)
-    assert len(texts) == 1
-    (text,) = texts
-    assert text.count(FORMAT) == 4
-    assert text.count("aten.copy_.default(") == 2
-    assert "symbol S0" in text
-    assert str(tmp_path) not in text
+        return done.stdout
+
+    with ThreadPoolExecutor(2) as pool:
+        said = set(pool.map(capture, range(20)))
+    assert len(said) == 1
+    texts = json.loads(said.pop())
+    assert {name: len(found) for name, found in texts.items()} == {"static": 2, "symbolic": 2, "attention": 2}
+    assert sum(text.count("aten.copy_.default(") for text in texts["static"] + texts["symbolic"]) == 2
+    assert "symbol S0" in "".join(texts["symbolic"])
+    assert all(FORMAT in text for found in texts.values() for text in found)
+    assert str(tmp_path) not in str(texts)
 
 
 @pytest.mark.fast

@@ -41,6 +41,19 @@ def keys(trace: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [(graph["phase"], graph["kind"], graph["text"], graph["env"]) for graph in trace["graphs"]]
 
 
+def handed_over(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What a compiler gets of each graph: the lean graph, how it is called, its groups."""
+    from neffcache.graph.payload import unpack
+    from neffcache.graph.text import canonical_text
+
+    found = []
+    for graph in trace["graphs"]:
+        payload = unpack(Path(graph["payload_file"]).read_bytes())
+        text = canonical_text(payload.module, resolve_group=payload.groups.__getitem__)
+        found.append((text.text, payload.module.code, payload.binding, payload.groups))
+    return found
+
+
 def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, tmp_path: Path) -> None:
     assert job.world_size == 64
     asked = [(0, "0"), (1, "1"), (5, "1"), (63, "0")]
@@ -51,6 +64,7 @@ def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, tmp_path: Path) -> 
     assert len(first) == len(set(first)) == 4
     for (rank, seed), trace in zip(asked, traces, strict=True):
         assert keys(trace) == first, f"rank {rank} with hash seed {seed} has other graphs than rank 0"
+        assert handed_over(trace) == handed_over(traces[0]), "equal texts, and what is compiled differs"
         assert trace["peak_bytes"] < 3e9
         assert trace["phases"] == ["first_step", "steady_step"]
     assert {graph["phase"] for graph in traces[0]["graphs"]} == {"first_step"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 import os
+import re
 import shutil
 import socket
 import sys
@@ -20,6 +22,8 @@ from neffcache.key.workload import neutral_reason, workload_component
 
 pytest.importorskip("torch")
 pytest.importorskip("torchtitan")
+
+import torch
 
 from neffcache.errors import Unsupported, Usage
 from neffcache.trace import document as documents
@@ -48,48 +52,86 @@ def key(config: Any, environ: dict[str, str] | None = None) -> str:
     return digest(workload_component(documents.workload_document(config, environ or {})))
 
 
-def leaves(node: Any, path: str = "config") -> Iterator[tuple[str, Any, str, Any]]:
-    """(path, owner, field, value) of every plain value in a tree of data classes and lists."""
-    for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
-        where = f"{path}.{field.name}"
-        if dataclasses.is_dataclass(value):
-            yield from leaves(value, where)
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if dataclasses.is_dataclass(item):
-                    yield from leaves(item, f"{where}[{index}]")
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            yield where, node, field.name, value
+Put = Callable[[Any], None]
+
+
+def leaves(node: Any, path: str, put: Put) -> Iterator[tuple[str, Any, Put]]:
+    """(path, value, how to put another one there) of every value in a tree of data classes and containers."""
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        inner: Any = [(f".{f.name}", getattr(node, f.name), functools.partial(object.__setattr__, node, f.name))
+                      for f in dataclasses.fields(node)]  # fmt: skip
+    elif isinstance(node, dict):
+        inner = [(f".{name}", item, functools.partial(node.__setitem__, name)) for name, item in node.items()]
+    elif isinstance(node, list):
+        inner = [(f".{index}", item, functools.partial(node.__setitem__, index)) for index, item in enumerate(node)]
+    elif isinstance(node, tuple):
+        inner = [(f".{index}", item, lambda value, index=index: put((*node[:index], value, *node[index + 1 :])))
+                 for index, item in enumerate(node)]  # fmt: skip
+    elif isinstance(node, functools.partial):
+        func, args, given = node.func, node.args, node.keywords
+        inner = [
+            ("()", func, lambda value: put(functools.partial(value, *args, **given))),
+            ("()", args, lambda value: put(functools.partial(func, *value, **given))),
+        ]
+        for name, item in given.items():
+            change = lambda value, name=name: put(functools.partial(func, *args, **{**given, name: value}))  # noqa: E731
+            inner.append((f"().{name}", item, change))
+    else:
+        yield path, node, put
+        return
+    for name, value, put_inside in inner:
+        yield from leaves(value, path + name, put_inside)
 
 
 def another(value: Any) -> Any:
+    """A value of the same kind that is not this one; a kind that nobody thought of fails."""
+    if isinstance(value, enum.Enum):
+        return next(member for member in type(value) if member is not value)
     if isinstance(value, bool):
         return not value
     if value is None:
         return "something"
-    return value + "x" if isinstance(value, str) else value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, type):
+        return int if value is not int else float
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value is not torch.float64 else torch.float32
+    if callable(value):
+        return os.path.join if value is not os.path.join else os.path.split
+    raise AssertionError(f"no other value is known for {value!r}")
 
 
-def test_every_leaf_counts_unless_it_is_declared_neutral(config: Any) -> None:
+def test_every_leaf_counts_unless_it_is_declared_neutral(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which packages count, without their hundreds of digests; and versions looked up once.
+    monkeypatch.setattr(documents, "sources", sorted)
+    monkeypatch.setattr(documents, "_version", functools.cache(documents._version))
     before = key(config)
     counted = neutral = 0
     # Layers are alike: the first and the last stand for all of them.
-    seen = [entry for entry in leaves(config) if not any(f".layers[{n}]" in entry[0] for n in range(1, 5))]
-    for path, owner, name, value in seen:
-        object.__setattr__(owner, name, another(value))
+    found = [leaf for leaf in leaves(config, "", lambda _: None) if not re.search(r"\.layers\.[1-4]\b", leaf[0])]
+    for path, value, put in found:
+        changed = another(value)
+        put(changed)
         try:
             after = key(config)
         finally:
-            object.__setattr__(owner, name, value)
-        if neutral_reason(path.removeprefix("config."), another(value)) is not None and after == before:
+            put(value)
+        if neutral_reason(path.removeprefix("."), changed) is not None:
+            assert after == before, f"{path} is neutral and the key changed"
             neutral += 1
         else:
             assert after != before, f"{path} changed and the key did not"
             counted += 1
     assert key(config) == before
-    assert counted > 200
+    assert counted > 250
     assert neutral > 30
+    assert {kind for kind in (bool, int, float, str) if any(type(value) is kind for _, value, _ in found)} == {
+        bool, int, float, str,
+    }  # fmt: skip
+    assert any(callable(value) for _, value, _ in found), "callables of a configuration count too"
 
 
 def test_an_integer_and_a_float_of_the_same_size_differ(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Registries outside TorchTitan whose blocks bake in a number that no graph should hold, as a lint must find."""
+"""A configuration outside TorchTitan: its block bakes in two numbers that no graph should hold, as a lint must find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _planted: list[float] = []
 
 
 class PlantingTrainer(Trainer):
-    """Hands a number of its configuration to the model behind everybody's back."""
+    """Hands its learning rate to the model behind everybody's back."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
@@ -26,32 +26,21 @@ class PlantingTrainer(Trainer):
         super().__init__(config)
 
 
-def toy_lr() -> PlantingTrainer.Config:
-    """Every block multiplies by the learning rate."""
+def toy() -> PlantingTrainer.Config:
+    """One block, which multiplies by the learning rate and the number of steps; the job key leaves the latter out."""
     base = llama3_debugmodel()
     fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-    fields["model_spec"] = dataclasses.replace(base.model_spec, parallelize_fn=scaled_by_learning_rate)
+    model = dataclasses.replace(base.model_spec.model, layers=base.model_spec.model.layers[:1])
+    fields["model_spec"] = dataclasses.replace(base.model_spec, model=model, parallelize_fn=scaled)
     return PlantingTrainer.Config(**fields)
 
 
-def toy_steps() -> Trainer.Config:
-    """Every block multiplies by the number of steps, a field that the job key leaves out."""
-    base = llama3_debugmodel()
-    base.model_spec = dataclasses.replace(base.model_spec, parallelize_fn=scaled_by_steps)
-    return base
+def scaled(model: Any, **given: Any) -> Any:
+    """parallelize_llama of a model whose blocks multiply what they return."""
+    rate, steps = 1.0 + _planted[-1], 1.0 + given["training"].steps
 
-
-def scaled_by_learning_rate(model: Any, **given: Any) -> Any:
-    return _scaled(model, 1.0 + _planted[-1], given)
-
-
-def scaled_by_steps(model: Any, **given: Any) -> Any:
-    return _scaled(model, 1.0 + given["training"].steps, given)
-
-
-def _scaled(model: Any, factor: float, given: dict[str, Any]) -> Any:
     def multiply(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * factor
+        return output * rate * steps
 
     for block in model.layers.values():
         block.register_forward_hook(multiply)

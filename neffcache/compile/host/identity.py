@@ -2,6 +2,8 @@
 
 Inductor compiles with `-march=native`, so the CPU is part of the compiler; generated code divides its loops among a
 fixed number of threads, so the thread count is too.
+
+Torch is imported only where an identity is asked for: commands ask this module for variables alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neffcache.compile.host import torch_internals
 from neffcache.compile.host.native import NAME as STORE
 from neffcache.compile.host.native import SETTINGS
 from neffcache.compile.toolchain import Identity
@@ -137,17 +138,19 @@ def _identity(compiled_by: Mapping[str, Any], threads: int, *, native: bool = Fa
     import torch
     from torch._functorch import config as functorch
 
+    from neffcache.compile.host import torch_internals
     from neffcache.graph.settings import inductor_settings, numeric_switches
 
     value = {
         "name": NAME,
         "torch": {
             "version": torch.__version__,
-            "git": torch.version.git_version or "",
+            # A build without its commit still counts by version and sources.
+            "git": torch.version.git_version or "not recorded",
             "sources": torch_internals.source_digest(),
         },
-        "python": sysconfig.get_config_var("SOABI") or "",
-        "libc": "-".join(platform.libc_ver()),
+        "python": _told("the binary interface of this Python", sysconfig.get_config_var("SOABI")),
+        "libc": _told("the C library", "-".join(part for part in platform.libc_ver() if part)),
         "compiler": dict(compiled_by),
         "instruction_set": instruction_set(),
         "threads": threads,
@@ -170,6 +173,13 @@ def _identity(compiled_by: Mapping[str, Any], threads: int, *, native: bool = Fa
         "compiler": str(compiled_by.get("version", "")),
     }
     return Identity(NAME, value, versions)
+
+
+def _told(what: str, value: str | None) -> str:
+    """`value`; Unsupported when it is empty: what cannot be told has no key."""
+    if not value:
+        raise Unsupported(f"{what} cannot be told on this machine, so its artifacts have no key")
+    return value
 
 
 def instruction_set() -> list[str]:
@@ -237,4 +247,4 @@ def _answer(path: str, *arguments: str, errors: bool = False, may_fail: bool = F
 
 
 def _content(path: str) -> str:
-    return sha256_hex(Path(os.path.realpath(path)).read_bytes())
+    return sha256_hex(Path(path).read_bytes())
