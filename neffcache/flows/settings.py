@@ -12,7 +12,24 @@ from typing import Any
 from neffcache.errors import Usage
 
 FILE = "neffcache.toml"
-KNOWN = {"dir": "NEFFCACHE_DIR", "jobs": "NEFFCACHE_JOBS", "warmers": "NEFFCACHE_WARMERS"}
+KNOWN = {
+    "dir": "NEFFCACHE_DIR",
+    "jobs": "NEFFCACHE_JOBS",
+    "warmers": "NEFFCACHE_WARMERS",
+    "remote": "NEFFCACHE_REMOTE",
+    "channel": "NEFFCACHE_CHANNEL",
+    "on_remote_error": "NEFFCACHE_ON_REMOTE_ERROR",
+    "remote_timeout": "NEFFCACHE_REMOTE_TIMEOUT",
+    "transfers": "NEFFCACHE_TRANSFERS",
+    "region": "NEFFCACHE_REGION",
+    "endpoint_url": "NEFFCACHE_ENDPOINT_URL",
+    "path_style": "NEFFCACHE_PATH_STYLE",
+    "anonymous": "NEFFCACHE_ANONYMOUS",
+    "requester_pays": "NEFFCACHE_REQUESTER_PAYS",
+    "sse": "NEFFCACHE_SSE",
+    "kms_key": "NEFFCACHE_KMS_KEY",
+}
+"""Name in the settings file -> variable; what is about S3 and not said here is boto3's own business."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ def setting(
     """One setting by its precedence."""
     variable = KNOWN[name]
     if option is not None:
-        return Setting(name, str(option), f"--{name}")
+        return Setting(name, str(option), f"--{name.replace('_', '-')}")
     if environ.get(variable):
         return Setting(name, environ[variable], variable)
     document = read_file(directory or Path.cwd())

@@ -12,6 +12,7 @@ Kind = Literal["blob", "graph", "manifest", "key", "ref"]
 
 # Directories of a local store. Views, index, quarantine, tmp and locks exist only here, never in S3.
 BLOBS, GRAPHS, MANIFESTS, KEYS, REFS = "blobs/sha256", "graphs", "manifests", "keys", "refs"
+PACKS = "packs"  # only in a remote
 VIEWS, INDEX, QUARANTINE, TMP, LOCKS = "views", "index", "quarantine", "tmp", "locks"
 DIRECTORIES = (TMP, BLOBS, GRAPHS, MANIFESTS, KEYS, REFS, VIEWS, QUARANTINE, LOCKS)  # tmp first: others are made in it
 
@@ -31,6 +32,11 @@ class Name(NamedTuple):
 def blob_name(sha256: str) -> str:
     """Raises Usage unless `sha256` is 64 hex digits."""
     return f"{BLOBS}/{_full(_SHA256, sha256, 'a SHA-256')[:2]}/{sha256}"
+
+
+def pack_name(sha256: str) -> str:
+    """Raises Usage unless `sha256` is 64 hex digits."""
+    return f"{PACKS}/{_full(_SHA256, sha256, 'a SHA-256')[:2]}/{sha256}"
 
 
 def graph_name(compile_key: str) -> str:

@@ -142,6 +142,17 @@ class LocalStore:
             return existing
         raise StoreFault(f"the record of graph {record.compile_key} cannot be written", hint="run `neffcache verify`")
 
+    def put_graphs(self, records: Sequence[GraphRecord]) -> None:
+        """Store many graph records with one flush; of those whose names are taken the one that counts stays.
+
+        Raises StoreFault, also when a blob that a record names is not here yet.
+        """
+        for record in records:
+            self._need(self._graph_lacks(record), f"graph {record.compile_key}")
+        for record, written in zip(records, self._graphs.publish_all(records), strict=True):
+            if not written:
+                self.put_graph(record)
+
     def get_graph(self, compile_key: str) -> GraphRecord | None:
         """The record, or None when absent. Raises Damaged (after quarantine), StoreFault."""
         return self._graphs.read(layout.graph_name(compile_key))

@@ -24,7 +24,8 @@ from neffcache.store.ranks import has_rank, ranges
 SCHEMA = 1
 
 # Left out of a manifest's id: when, where and how fast, so that the same content has the same id everywhere.
-UNCOUNTED = frozenset({"id", "created", "host", "seconds", "peak_bytes", "measured", "seal"})
+# `packs` says where a remote keeps things, not what they are.
+UNCOUNTED = frozenset({"id", "created", "host", "seconds", "peak_bytes", "measured", "seal", "packs"})
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Key128 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
