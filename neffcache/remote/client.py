@@ -236,14 +236,18 @@ class Client:
         name: str,
         parts: Sequence[tuple[Callable[[], IO[bytes]], str, int]],
         each: Callable[[list[Any]], list[Any]],
+        *,
+        if_match: str | None = None,
     ) -> bool:
-        """Write a large object in parts (how to open, SHA-256, size), unless its name is taken; whether this call did.
+        """Write a large object in parts (how to open, SHA-256, size), unless its name is taken (with `if_match`: has
+        another ETag); whether this call did.
 
         `each` runs functions at once and gives their results. What is not finished is aborted and was never visible.
         Raises Fault, also when the composite checksum is not that of the parts.
         """
         key = self.url.key(name)
         doing = f"writing {name}"
+        condition = {"IfMatch": if_match} if if_match else {"IfNoneMatch": "*"}
         upload = self._call(
             "put",
             doing,
@@ -255,12 +259,18 @@ class Client:
                 "put",
                 doing,
                 lambda: self._s3.complete_multipart_upload(
-                    Key=key, UploadId=upload, MultipartUpload={"Parts": done}, IfNoneMatch="*", **self._reading
+                    Key=key, UploadId=upload, MultipartUpload={"Parts": done}, **condition, **self._reading
                 ),
             )
         except errors.Precondition:
             self._abort(key, upload)
             return False
+        except errors.Refused as fault:
+            # The answer to a completion that worked may have been lost.
+            if fault.details.get("code") == "NoSuchUpload" and self.head(name) is not None:
+                return True
+            self._abort(key, upload)
+            raise
         except BaseException:
             self._abort(key, upload)
             raise

@@ -149,6 +149,19 @@ def hash_regular(path: Path) -> tuple[str, Identity] | None:
     raise Damaged(f"{path} changes while it is read", hint=hint, details={"path": str(path)})
 
 
+def hash_range(path: Path, start: int, size: int) -> str:
+    """SHA-256 of `size` bytes of a file. Raises StoreFault, also when it is shorter."""
+    sha, left = hashlib.sha256(), size
+    with storage("reading", path), path.open("rb") as file:
+        file.seek(start)
+        while left and (chunk := file.read(min(CHUNK, left))):
+            sha.update(chunk)
+            left -= len(chunk)
+    if left:
+        raise StoreFault(f"{path} became shorter while it was read", hint="find the program that writes to it")
+    return sha.hexdigest()
+
+
 class Written(NamedTuple):
     """A complete file under a temporary name."""
 
