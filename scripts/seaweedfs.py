@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neffcache.lifetime import die_with_parent
+
 START_TIMEOUT = 60.0  # seconds
 
 
@@ -92,12 +94,20 @@ def serve(directory: Path, identities: Sequence[Identity], *, buckets: Sequence[
         *(weed, "server", f"-dir={directory / 'data'}", "-ip=127.0.0.1", "-s3", f"-s3.config={config}"),
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
         *("-volume.max=100", "-master.volumeSizeLimitMB=1024", "-s3.iam=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
     ]
     log = (directory / "log").open("wb")
     # Not the caller's AWS settings: SeaweedFS would take them for an identity of its own.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=directory, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environ,
+        cwd=directory,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
     )
     try:
         server = Server(ports[0], process.pid)
@@ -141,8 +151,9 @@ def _make(server: Server, identity: Identity, buckets: Sequence[str]) -> None:
                 s3.put_object(Bucket=bucket, Key="ready", Body=b"x")
                 s3.delete_object(Bucket=bucket, Key="ready")
                 break
-            except (BotoCoreError, ClientError):
-                if time.monotonic() > deadline:
+            except (BotoCoreError, ClientError) as error:
+                refused = isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] < 500
+                if refused or time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 

@@ -9,21 +9,30 @@ from typing import Any
 import click
 
 from neffcache.cli.options import Output, job_options, open_store, open_to_mend, output_options, store_option
+from neffcache.cli.remote import MayStandAlone, remote_options
 
 
-@click.command("check", epilog="Example:  neffcache check llama3_8b --lnc 2")
-@click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
+@click.command("check", cls=MayStandAlone, epilog="Example:  neffcache check llama3_8b --lnc 2 --remote")
+@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.option("--remote", metavar="[URL]", help="The remote instead of the local store [NEFFCACHE_REMOTE].")
+@click.option("--all", "every", is_flag=True, help="With --remote: the current manifest of every job key.")
+@click.option("--channel", help="With --remote: where refs are looked up; without a CONFIG everything it names.")
 @click.option("--by-ref", is_flag=True, help="By the ref of the request, without TorchTitan; proves less.")
 @click.option("--verify", is_flag=True, help="Hash every file too; damage is quarantined and exit code 7.")
+@remote_options(more=False, stands_alone=True)
 @job_options
 @store_option
 @output_options
 def command(
     configs: tuple[str, ...],
+    every: bool,
     by_ref: bool,
     verify: bool,
     directory: str | None,
     choose: Callable[[str], Any],
+    settings: Callable[[], Any],
+    remote_asked: bool,
+    channel_asked: str | None,
     output: Output,
 ) -> int:
     """HIT, PARTIAL, MISS or UNKNOWN for each CONFIG; exit code 0 only when all are HIT, else 3.
@@ -35,6 +44,10 @@ def command(
     from neffcache.flows.check import check
     from neffcache.flows.resolve import titan_installed
 
+    if not remote_asked and (every or channel_asked or not configs):
+        raise click.UsageError("give a CONFIG; --all and --channel go with --remote")
+    if remote_asked:
+        return _remote(settings(), configs, every, channel_asked, by_ref, verify, directory, choose, output)
     store = open_to_mend(directory) if verify else open_store(directory, writable=False)
     if not by_ref and not titan_installed():
         output.note("TorchTitan is not installed: checking by ref, which proves only that somebody warmed this request")
@@ -58,3 +71,45 @@ def command(
             output.note(f"hint: {done.fault.hint}")
         return done.fault.exit_code
     return 0 if all(document["state"] == "HIT" for document in done.documents) else 3
+
+
+def _remote(
+    settings: Any,
+    configs: tuple[str, ...],
+    every: bool,
+    channel: str | None,
+    by_ref: bool,
+    verify: bool,
+    directory: str | None,
+    choose: Callable[[str], Any],
+    output: Output,
+) -> int:
+    """The remote's rows: HIT when all that a complete manifest names is there. A fault of the remote is raised."""
+    from neffcache.errors import StoreFault
+    from neffcache.flows.fetching import Wanted, check_remote
+    from neffcache.flows.resolve import titan_installed
+
+    if not (configs or every or channel):
+        raise click.UsageError("give a CONFIG, --channel or --all")
+    if configs and not by_ref and not titan_installed():
+        output.note("TorchTitan is not installed: checking by ref, which proves only that somebody warmed this request")
+    wanted = Wanted(
+        requests=tuple(choose(name) for name in configs),
+        channel=None if configs else channel,
+        every=every,
+        by_ref=by_ref,
+    )
+    rows = check_remote(settings, open_store(directory, writable=False), os.environ, wanted, verify=verify)
+    width = max((len(row.config) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        named = f"  manifest {row.manifest[:12]}" if row.manifest else ""
+        lines.append(
+            f"{row.config:{width}}  {row.state:7}  by {row.by}  remote{named}  local {row.local}  {row.reason}".rstrip()
+        )
+        lines += [f"  missing {name}" for name in row.missing]
+    output.emit([row.to_json() for row in rows], lines)
+    if any(row.damaged for row in rows):
+        output.note("hint: push --repair from a store that has it")
+        return StoreFault.exit_code
+    return 0 if all(row.state == "HIT" for row in rows) else 3

@@ -21,6 +21,8 @@ VERBS = {
     "explain": "Why a configuration is not a HIT.",
     "run": "Train from the warm cache, and prove it.",
     "env": "The exact environment that run would set.",
+    "pull": "Bring what a job needs from the remote.",
+    "push": "Send what a job needs to the remote.",
     "ls": "What the store holds.",
     "show": "One manifest, graph record or ref.",
     "verify": "Hash everything in the store again.",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
+
+if TYPE_CHECKING:
+    from neffcache.errors import NeffcacheError
 
 
 @click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
@@ -16,6 +20,9 @@ from neffcache.cli.options import Output, job_options, open_store, output_option
 @click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
+@click.option("--push", is_flag=True, help="Send each manifest to the remote when it is made.")
+@click.option("--remote", help=URL_HELP)
+@remote_options(more=False, writing=True)
 @job_options
 @store_option
 @output_options
@@ -24,8 +31,10 @@ def command(
     every: bool,
     lint: bool,
     jobs: int | None,
+    push: bool,
     directory: str | None,
     choose: Callable[[str], Any],
+    settings: Callable[[], Any],
     output: Output,
 ) -> int:
     """Trace CONFIG at its real world size, compile each graph that has no record, and write its manifest.
@@ -41,6 +50,7 @@ def command(
     if not names:
         raise click.UsageError("give a CONFIG, or --all")
     store = open_store(directory, writable=True)
+    sending = Sending(settings(), store, output) if push else None
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     worst: NeffcacheError | None = None
@@ -58,6 +68,9 @@ def command(
                 worst = worst or fault
                 continue
         documents.append(result.to_json())
+        if sending is not None and result.manifest is not None:
+            documents[-1]["push"], fault = sending.send(name, result.job.key.cache_key)
+            worst = worst or fault
         graphs = result.to_json()["graphs"]
         lines.append(
             f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "
@@ -79,6 +92,36 @@ def command(
         output.note(f"error: {worst.message}")
         return worst.exit_code
     return 0
+
+
+class Sending:
+    """Pushes of one warm. Who may not write is asked once; the rest is warmed all the same."""
+
+    def __init__(self, settings: Any, store: Any, output: Output) -> None:
+        self._remote, self._store, self._output = settings.open(), store, output
+        self._refused: NeffcacheError | None = None
+
+    def send(self, name: str, cache_key: str) -> tuple[dict[str, Any], NeffcacheError | None]:
+        """The document of one push, and what kept it from being whole."""
+        from neffcache.errors import NeffcacheError
+        from neffcache.flows.push import of_key, push
+        from neffcache.flows.remote import accounts
+
+        fault = self._refused
+        document: dict[str, Any] = {}
+        if fault is None:
+            source = of_key(self._store, cache_key, name)
+            try:
+                with transfer_of(self._output) as progress:
+                    pushed = push(self._remote, self._store, [source] if source else [], progress=progress)
+                document, fault = {**pushed.to_json(), **accounts(self._remote)}, pushed.fault()
+                self._output.note(f"push: {summary(document)}")
+            except NeffcacheError as error:
+                fault = self._refused = error
+        if fault is not None:
+            self._output.note(f"push of {name} failed: {fault.message}")
+            document["error"] = fault.to_json()
+        return document, fault
 
 
 def _lint(request: Any, output: Output) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 from neffcache.errors import Miss, NeffcacheError
 from neffcache.key.canonical import canonical_json
 from neffcache.remote import errors
+from neffcache.remote.contents import Contents
 from neffcache.remote.fetch import Want, fetch
-from neffcache.remote.packs import Place, places, plain, spans
+from neffcache.remote.packs import plain
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress, Tally, at_once
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, decode
+from neffcache.store.records import Damaged, GraphRecord, Manifest, Ref, decode
 
 HELD = 4 * 3600.0
 """Seconds to wait for another process that fetches into the same store; a killed one's lock is gone at once."""
@@ -221,15 +222,17 @@ class _Pull:
 
     def __init__(self, remote: RemoteStore, store: LocalStore, tally: Tally, progress: Progress) -> None:
         self.remote, self.store, self.tally, self.progress = remote, store, tally, progress
-        self.manifests: dict[str, Manifest] = {}
-        self.records: dict[str, GraphRecord] = {}
-        self.place: dict[str, Place] = {}
+        self.contents = Contents(remote)
 
     def run(self, targets: Sequence[Target], *, dry_run: bool = False) -> None:
-        self._get_manifests(list(dict.fromkeys(target.manifest for target in targets)))
-        needed = dict.fromkeys(key for item in self.manifests.values() for key in item.compile_keys())
-        lacking = [key for key in needed if not self._usable(key)]
-        self._get_records(lacking)
+        contents = self.contents
+        contents.load_manifests(target.manifest for target in targets)
+        lacking = [key for key in contents.compile_keys() if not self._usable(key)]
+        contents.load_records(lacking)
+        for _ in (*contents.manifests, *contents.records, *contents.failures):
+            self.tally.plan()
+        for name, fault in contents.failures.items():
+            self.tally.fail(name, fault)
         wanted = self._wanted()
         for want in wanted.values():
             self.tally.plan(want.size)
@@ -244,21 +247,6 @@ class _Pull:
             self.progress.end()
         self._record()
 
-    def _get_manifests(self, ids: Sequence[str]) -> None:
-        def get(manifest_id: str) -> None:
-            name = layout.manifest_name(manifest_id)
-            self.tally.plan()
-            try:
-                found = self.remote.get_manifest(manifest_id)
-                if found is None:
-                    raise errors.incomplete(self.remote.where, "a pointer or ref", [name])
-                self.place |= places(found)
-                self.manifests[manifest_id] = found
-            except (errors.Fault, Damaged) as fault:
-                self._failed(name, fault)
-
-        at_once(self.remote.client.access.transfers, get, ids)
-
     def _usable(self, compile_key: str) -> bool:
         try:
             record = self.store.get_graph(compile_key)
@@ -266,67 +254,19 @@ class _Pull:
             return False
         return record is not None and all(self.store.blob_size(item.sha256) == item.size for item in record.artifacts)
 
-    def _get_records(self, keys: Sequence[str]) -> None:
-        names = {layout.graph_name(key): key for key in keys}
-        for _ in keys:
-            self.tally.plan()
-        packed = {name: self.place[name] for name in names if name in self.place}
-        read: dict[str, bytes] = {}
-
-        def unpack(span: Any) -> None:
-            try:
-                chunks = self.remote.client.chunks(layout.pack_name(span.pack), span.start, span.end - span.start)
-                data = b"".join(chunks)
-            except errors.Fault:
-                self.remote.client.patience.check()
-                return
-            for name, place in span.members:
-                read[name] = data[place.offset - span.start : place.offset - span.start + place.size]
-
-        def get(name: str) -> None:
-            try:
-                self.records[names[name]] = self._decoded(name, read[name])
-                return
-            except (KeyError, Damaged):
-                pass  # not packed, or damaged there: it lies under its own name too
-            try:
-                data = self.remote.get(name)
-                if data is not None:
-                    self.records[names[name]] = self._decoded(name, data)
-                    return
-                if all(m.complete for m in self.manifests.values() if names[name] in m.compile_keys()):
-                    raise errors.incomplete(self.remote.where, "a complete manifest", [name])
-                self.tally.unplan()  # nobody has compiled it yet, and the manifest says so
-            except (errors.Fault, Damaged) as fault:
-                self._failed(name, fault)
-
-        at_once(self.remote.client.access.transfers, unpack, spans(packed))
-        at_once(self.remote.client.access.transfers, get, names)
-
-    def _decoded(self, name: str, data: bytes) -> GraphRecord:
-        record = decode(GraphRecord, data)
-        if layout.graph_name(record.compile_key) != name:
-            raise Damaged(f"{name} holds another graph's record")
-        self.place |= places(record)
-        return record
-
     def _wanted(self) -> dict[str, Want]:
-        artifacts: list[Artifact] = [item for record in self.records.values() for item in record.artifacts]
-        artifacts += [item for found in self.manifests.values() for item in found.artifacts]
-        sizes: dict[str, int | None] = {record.text: None for record in self.records.values()}
-        sizes |= {item.sha256: item.size for item in artifacts}
         wanted: dict[str, Want] = {}
-        for sha256, size in sizes.items():
+        for sha256, size in self.contents.blobs().items():
             present = self.store.blob_size(sha256)
             if present is None or (size is not None and present != size):
-                place = self.place.get(layout.blob_name(sha256))
-                wanted[sha256] = Want(sha256, size if size is not None else place.size if place else 0, place)
+                place = self.contents.place.get(layout.blob_name(sha256))
+                wanted[sha256] = Want(sha256, size or 0, place)
         return wanted
 
     def _record(self) -> None:
         """Records whose blobs are here, then manifests whose records are; a complete one only with all of them."""
         good: list[GraphRecord] = []
-        for key, record in self.records.items():
+        for key, record in self.contents.records.items():
             lacking = self._lacking([record.text, *(item.sha256 for item in record.artifacts)])
             if lacking:
                 fault = errors.incomplete(self.remote.where, f"graph {key}", lacking)
@@ -336,7 +276,7 @@ class _Pull:
         self.store.put_graphs(good)
         for _ in good:
             self.tally.sent()
-        for found in self.manifests.values():
+        for found in self.contents.manifests.values():
             gone = self._lacking([item.sha256 for item in found.artifacts])
             gone += [layout.graph_name(key) for key in found.compile_keys() if not self._usable(key)]
             if gone and found.complete:
@@ -348,12 +288,6 @@ class _Pull:
 
     def _lacking(self, blobs: Iterable[str]) -> list[str]:
         return [layout.blob_name(sha256) for sha256 in blobs if not self.store.has_blob(sha256)]
-
-    def _failed(self, name: str, fault: NeffcacheError) -> None:
-        self.remote.client.patience.check()
-        if not isinstance(fault, errors.Fault):
-            fault = errors.corrupt(self.remote.where, name)
-        self.tally.fail(name, fault)
 
 
 def miss(remote: RemoteStore, name: str) -> Miss:

@@ -18,10 +18,11 @@ from typing import Any
 import psutil
 
 from neffcache import variables
-from neffcache.errors import CommandFailed, Miss, Usage
+from neffcache.errors import CommandFailed, Miss, RemoteFault, Usage
 from neffcache.flows.check import refuse_damage
 from neffcache.flows.gate import summary
 from neffcache.flows.missed import keep_missed
+from neffcache.flows.remote import RemoteSettings
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
 from neffcache.flows.warm import Progress, current_manifest, warm
@@ -99,10 +100,11 @@ def run(
     on_miss: str = "fail",
     steps: int | None = None,
     dump_folder: Path | None = None,
+    remote: RemoteSettings | None = None,
     progress: Progress | None = None,
     output: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """The contract's document of `run`; its `exit_code` says how it ended.
+    """The contract's document of `run`; its `exit_code` says how it ended. With a `remote` what lacks is pulled first.
 
     Raises NeffcacheError for what keeps the job from being launched.
     """
@@ -121,7 +123,7 @@ def run(
         for entry in job.replaced:
             meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
-        manifest = manifest_to_run(job, store, environ, on_miss, progress)
+        manifest, on_miss = _manifest(job, store, environ, on_miss, remote, progress)
         ready = prepare(
             job, manifest, store, place, command=command, on_miss=on_miss, steps=steps, dump_folder=dump_folder
         )
@@ -197,6 +199,30 @@ def manifest_to_run(
             details={"cache_key": job.key.cache_key, "graphs": healed.to_json()["graphs"]},
         )
     return healed.candidate
+
+
+def _manifest(
+    job: Job,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    on_miss: str,
+    remote: RemoteSettings | None,
+    progress: Progress,
+) -> tuple[Manifest, str]:
+    """The manifest to run after a pull, and what a miss then means. Raises the remote's fault when the policy says so."""
+    fault: RemoteFault | None = None
+    if remote is not None:
+        from neffcache.flows.fetching import bring
+
+        fault = bring(remote, store, job, progress)
+        if fault is not None and remote.on_remote_error == "compile":
+            on_miss = "compile"
+    try:
+        return manifest_to_run(job, store, environ, on_miss, progress), on_miss
+    except Miss:
+        if fault is not None:
+            raise fault from None  # the store is cold because the remote failed: that is no miss
+        raise
 
 
 def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:
