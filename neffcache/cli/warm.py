@@ -69,8 +69,8 @@ def command(
                 continue
         documents.append(result.to_json())
         if sending is not None and result.manifest is not None:
-            documents[-1]["push"], fault = sending.send(name, result.job.key.cache_key)
-            worst = worst or fault
+            documents[-1]["push"], kept_back = sending.send(name, result.job.key.cache_key)
+            worst = worst or kept_back
         graphs = result.to_json()["graphs"]
         lines.append(
             f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "

@@ -209,7 +209,7 @@ def _manifest(
     remote: RemoteSettings | None,
     progress: Progress,
 ) -> tuple[Manifest, str]:
-    """The manifest to run after a pull, and what a miss then means. Raises the remote's fault when the policy says so."""
+    """The manifest to run after a pull, and what a miss then means. Raises the remote's fault where it is to blame."""
     fault: RemoteFault | None = None
     if remote is not None:
         from neffcache.flows.fetching import bring
