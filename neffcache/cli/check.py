@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_store, open_to_mend, output_options, store_option
+from neffcache.cli.options import (
+    Output,
+    job_options,
+    open_store,
+    open_to_mend,
+    output_options,
+    ref_options,
+    store_option,
+    trust_options,
+)
 from neffcache.cli.remote import MayStandAlone, remote_options
+
+if TYPE_CHECKING:
+    from neffcache.flows.trust import Trust
 
 
 @click.command("check", cls=MayStandAlone, epilog="Example:  neffcache check llama3_8b --lnc 2 --remote")
@@ -21,6 +33,8 @@ from neffcache.cli.remote import MayStandAlone, remote_options
 @click.option("--verify", is_flag=True, help="Hash every file too; damage is quarantined and exit code 7.")
 @remote_options(more=False, stands_alone=True)
 @job_options
+@ref_options
+@trust_options
 @store_option
 @output_options
 def command(
@@ -28,8 +42,10 @@ def command(
     every: bool,
     by_ref: bool,
     verify: bool,
+    versions: list[str],
+    trust: Trust,
     directory: str | None,
-    choose: Callable[[str], Any],
+    choose: Callable[..., Any],
     settings: Callable[[], Any],
     remote_asked: bool,
     channel_asked: str | None,
@@ -37,8 +53,8 @@ def command(
 ) -> int:
     """HIT, PARTIAL, MISS or UNKNOWN for each CONFIG; exit code 0 only when all are HIT, else 3.
 
-    By job key where TorchTitan is installed. Otherwise by ref: somebody warmed this very request into this store,
-    which is no proof that it means the same job today.
+    By job key where TorchTitan is installed. Otherwise by ref: somebody warmed this very request, with these versions
+    (--version-of), which is not yet a proof that the training will be that job.
     """
     from neffcache.cli.several import for_each
     from neffcache.flows.check import check
@@ -55,7 +71,8 @@ def command(
     width = max(len(name) for name in configs)
 
     def one(name: str) -> tuple[dict[str, Any], list[str]]:
-        found = check(choose(name), store, os.environ, by_ref=by_ref, verify=verify)
+        request = choose(name, versions if by_ref else None)
+        found = check(request, store, os.environ, by_ref=by_ref, verify=verify, trust=trust)
         what = found.reason or ("" if found.manifest is None else f"{len(found.manifest.compile_keys())} graphs")
         named = "" if found.manifest is None else f"  manifest {found.manifest.id[:12]}"
         lines = [f"{name:{width}}  {found.state:7}  by {found.by}  local{named}  {what}".rstrip()]

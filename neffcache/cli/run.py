@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option
+from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
 from neffcache.cli.remote import POLICY, URL_HELP, remote_options
+
+if TYPE_CHECKING:
+    from neffcache.flows.trust import Trust
 
 
 @click.command(
@@ -35,6 +38,7 @@ from neffcache.cli.remote import POLICY, URL_HELP, remote_options
 @POLICY
 @remote_options(more=False)
 @job_options
+@trust_options
 @store_option
 @output_options
 def command(
@@ -44,6 +48,7 @@ def command(
     steps: int | None,
     dump_folder: Path | None,
     pull: bool,
+    trust: Trust,
     directory: str | None,
     choose: Callable[[str], Any],
     settings: Callable[[], Any],
@@ -66,6 +71,7 @@ def command(
         dump_folder=dump_folder,
         remote=settings() if pull else None,
         progress=Lines(output),
+        trust=trust,
         # The job's own words never mix with the document on stdout.
         output=(lambda: sys.stderr) if output.json else None,
     )

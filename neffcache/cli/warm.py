@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 @click.argument("configs", nargs=-1, metavar="CONFIG...")
 @click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
+@click.option("--sign-key", type=click.Path(path_type=Path), help="Sign each complete manifest with this private key.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
 @click.option("--push", is_flag=True, help="Send each manifest to the remote when it is made.")
 @click.option("--remote", help=URL_HELP)
@@ -30,6 +33,7 @@ def command(
     configs: tuple[str, ...],
     every: bool,
     lint: bool,
+    sign_key: Path | None,
     jobs: int | None,
     push: bool,
     directory: str | None,
@@ -43,12 +47,16 @@ def command(
     """
     from neffcache.cli.progress import progress_of
     from neffcache.errors import CompileFailed, NeffcacheError
-    from neffcache.flows.warm import warm
+    from neffcache.flows.request import words
+    from neffcache.flows.trust import sign
+    from neffcache.flows.warm import CHANNEL, warm
     from neffcache.flows.warmers import known
+    from neffcache.store.signing import private_key
 
     names = list(configs) or (list(known(os.environ)) if every else [])
     if not names:
         raise click.UsageError("give a CONFIG, or --all")
+    key = None if sign_key is None else private_key(sign_key)
     store = open_store(directory, writable=True)
     sending = Sending(settings(), store, output) if push else None
     documents: list[dict[str, Any]] = []
@@ -60,6 +68,8 @@ def command(
                 if lint:
                     _lint(choose(name), output)
                 result = warm(choose(name), store, os.environ, jobs=jobs, progress=progress)
+                if key is not None and result.complete and result.ref is not None:
+                    sign(store, key, CHANNEL, result.ref)
             except NeffcacheError as fault:
                 if len(names) == 1:
                     raise
@@ -80,6 +90,9 @@ def command(
             f"total {result.total_seconds:.1f} s"
         )
         lines.append(f"  job key {result.job.key.cache_key}")
+        if result.ref is not None:
+            signed = "" if key is None or not result.complete else f", signed by {key.public.signer}"
+            lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}{signed}")
         for failure in result.failures:
             output.note(f"failed: {failure.message}")
         if result.failed and worst is None:

@@ -8,14 +8,19 @@ from typing import Any
 
 from neffcache.errors import Usage
 from neffcache.flows.warmers import WarmerRun, find
-from neffcache.key.canonical import digest
 from neffcache.key.options import Options
 from neffcache.key.target import Placement, resolve_placement
+
+UNCOMPARED = frozenset({"python"})
+"""Versions that a request by ref does not name: a patch release of Python is in no key, its ABI is in the toolchain."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form."""
+    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form.
+
+    `versions` are those of TorchTitan and the toolchain, said by whoever asks by ref; by key TorchTitan is asked.
+    """
 
     config: str
     module: str
@@ -25,6 +30,7 @@ class Request:
     toolchain: str
     options: Options
     dropped: tuple[str, ...] = field(default=())
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The semantic fields only: this document names a ref and may leave the machine."""
@@ -40,9 +46,41 @@ class Request:
             "options": list(self.options.tokens),
         }
 
+    def named(self, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The whole request, as a ref holds it and as its digest names it: with the versions, by default those said."""
+        said = self.versions if versions is None else versions
+        return {**self.to_json(), "versions": {name: said[name] for name in sorted(said) if name not in UNCOMPARED}}
+
     @property
-    def digest(self) -> str:
-        return digest(self.to_json())
+    def unsaid(self) -> list[str]:
+        """What a request by ref must say and this one does not."""
+        return [
+            *([] if self.toolchain else ["--toolchain"]),
+            *([] if self.versions else ["--version-of torchtitan=... and of the toolchain"]),
+        ]
+
+
+def words(named: Mapping[str, Any]) -> list[str]:
+    """The arguments that make the request of a ref again, on a machine without TorchTitan."""
+    return [
+        str(named["config"]),
+        *("--target", str(named["target"]), "--lnc", str(named["lnc"]), "--world-size", str(named["world_size"])),
+        *("--toolchain", str(named["toolchain"])),
+        *(word for name, value in named.get("set", {}).items() for word in ("--set", f"{name}={value}")),
+        *(f"--option={token}" for token in named.get("options", ())),
+        *(word for name, text in named.get("versions", {}).items() for word in ("--version-of", f"{name}={text}")),
+    ]
+
+
+def parse_versions(pairs: Sequence[str]) -> dict[str, str]:
+    """`--version-of name=version` options; later ones win. Usage for one without a name or a version."""
+    versions: dict[str, str] = {}
+    for pair in pairs:
+        name, _, version = (part.strip() for part in pair.partition("="))
+        if not name or not version:
+            raise Usage(f"--version-of takes name=version, not {pair!r}", hint="--version-of torchtitan=0.3.0")
+        versions[name] = version
+    return versions
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -76,6 +114,7 @@ def make_request(
     world_size: int | None = None,
     toolchain: str = "host",
     options: Sequence[str] = (),
+    versions: Sequence[str] = (),
     environ: Mapping[str, str],
 ) -> Request:
     """The request of these options, on top of the warmer's run of that name.
@@ -106,4 +145,5 @@ def make_request(
         toolchain=toolchain,
         options=final,
         dropped=tuple(f"{entry.option}: {entry.reason}" for entry in final.dropped),
+        versions=parse_versions(versions),
     )

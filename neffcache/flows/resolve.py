@@ -69,6 +69,13 @@ def choose_toolchain(name: str) -> str:
     return "host"
 
 
+def said_toolchain(name: str) -> str:
+    """`host` or `neuron` for a request by ref, which needs neither: for `auto` the installed one, "" when none is."""
+    if name != "auto":
+        return name
+    return "neuron" if neuron_state() == "native" else "host" if titan_installed() else ""
+
+
 FIRST_LINE = {"host": "toolchain host: Inductor on this CPU; its artifacts are no NEFFs"}
 """What every command that uses a toolchain says first, so that nobody can take a host artifact for a NEFF."""
 

@@ -25,13 +25,14 @@ from neffcache.flows.missed import keep_missed
 from neffcache.flows.remote import RemoteSettings
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import FIRST_LINE, Job, resolve
+from neffcache.flows.trust import NOBODY, Trust, check_manifest
 from neffcache.flows.warm import Progress, current_manifest, warm
 from neffcache.flows.workers import aside, scratch
 from neffcache.lifetime import end_group
 from neffcache.runtime.report import MISSED, TEXTS, RankReport, any_refused, read_reports
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
-from neffcache.store.view import View, materialise
+from neffcache.store.view import View, has_view, materialise
 
 GRACE = 10.0
 """Seconds that a job has to end by itself after one of its ranks refused."""
@@ -103,10 +104,11 @@ def run(
     remote: RemoteSettings | None = None,
     progress: Progress | None = None,
     output: Callable[[], Any] | None = None,
+    trust: Trust = NOBODY,
 ) -> dict[str, Any]:
     """The contract's document of `run`; its `exit_code` says how it ended. With a `remote` what lacks is pulled first.
 
-    Raises NeffcacheError for what keeps the job from being launched.
+    Raises NeffcacheError for what keeps the job from being launched, Mismatch for a manifest nobody in `trust` signed.
     """
     progress = progress or Progress()
     check_environment(environ)
@@ -124,6 +126,7 @@ def run(
             meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
         manifest, on_miss = _manifest(job, store, environ, on_miss, remote, progress)
+        check_manifest(trust, manifest, store.signatures, store.get_graph)
         ready = prepare(
             job, manifest, store, place, command=command, on_miss=on_miss, steps=steps, dump_folder=dump_folder
         )
@@ -152,7 +155,9 @@ def prepare(
 
     Without a `command` it is TorchTitan's under torchrun, or none at all on several nodes. Raises Miss, StoreFault.
     """
-    view = materialise(store, manifest, where=None if store.writable else place / "views", partial=on_miss != "fail")
+    # A read-only store may hold the view already, as one that `init` filled does.
+    own = store.writable or has_view(store, manifest)
+    view = materialise(store, manifest, where=None if own else place / "views", partial=on_miss != "fail")
     (place / "reports").mkdir()
     _texts(store, manifest, place / "reports" / TEXTS)
     chosen = tuple(command)

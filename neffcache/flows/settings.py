@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ KNOWN = {
     "dir": "NEFFCACHE_DIR",
     "jobs": "NEFFCACHE_JOBS",
     "warmers": "NEFFCACHE_WARMERS",
+    "versions": "NEFFCACHE_VERSIONS",
+    "require_signature": "NEFFCACHE_REQUIRE_SIGNATURE",
     "remote": "NEFFCACHE_REMOTE",
     "channel": "NEFFCACHE_CHANNEL",
     "on_remote_error": "NEFFCACHE_ON_REMOTE_ERROR",
@@ -71,8 +74,18 @@ def setting(
         return Setting(name, environ[variable], variable)
     document = read_file(directory or Path.cwd())
     if name in document:
-        return Setting(name, str(document[name]), FILE)
+        value = document[name]
+        return Setting(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value), FILE)
     return Setting(name, default, "default")
+
+
+def several(name: str, given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """A setting of many values: those of a repeated option, else those of the variable or the settings file, which
+    stand there one a line or with semicolons between them (a version may hold commas)."""
+    if given:
+        return list(given)
+    text = setting(name, None, environ, "").value
+    return [part.strip() for part in re.split(r"[;\n]", text) if part.strip()]
 
 
 def store_root(option: object, environ: Mapping[str, str]) -> Setting:

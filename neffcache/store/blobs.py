@@ -173,13 +173,7 @@ class Batch:
 
     def put_file(self, source: Path) -> str:
         """The same for a file, read once in pieces of a fixed size. Raises Miss when it is absent, StoreFault."""
-        descriptor = open_regular(source)
-        if descriptor is None:
-            raise Miss(f"there is no file {source} to store", details={"path": str(source)})
-        try:
-            return self.put_chunks(_reading(source, descriptor))
-        finally:
-            os.close(descriptor)
+        return self.put_chunks(read_file(source))
 
     def put_chunks(self, chunks: Iterable[Bytes], *, expect: str | None = None) -> str:
         """The same for a stream; errors of the stream pass through.
@@ -215,11 +209,18 @@ class Batch:
             remove(item.path)
 
 
-def _reading(source: Path, descriptor: int) -> Iterator[bytes]:
-    chunks = read_chunks(descriptor)
-    while True:
-        with storage("reading", source):
-            chunk = next(chunks, b"")
-        if not chunk:
-            return
-        yield chunk
+def read_file(source: Path) -> Iterator[bytes]:
+    """A regular file in pieces of a fixed size. Raises Miss when it is absent, StoreFault."""
+    descriptor = open_regular(source)
+    if descriptor is None:
+        raise Miss(f"there is no file {source} to store", details={"path": str(source)})
+    try:
+        chunks = read_chunks(descriptor)
+        while True:
+            with storage("reading", source):
+                chunk = next(chunks, b"")
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        os.close(descriptor)

@@ -8,11 +8,12 @@ from urllib.parse import quote, unquote
 
 from neffcache.errors import Usage
 
-Kind = Literal["blob", "graph", "manifest", "key", "ref"]
+Kind = Literal["blob", "graph", "manifest", "key", "ref", "signature"]
 
 # Directories of a local store. Views, index, quarantine, tmp and locks exist only here, never in S3.
 BLOBS, GRAPHS, MANIFESTS, KEYS, REFS = "blobs/sha256", "graphs", "manifests", "keys", "refs"
 PACKS = "packs"  # only in a remote
+SIGNATURES = "signatures"  # a directory a manifest, made with its first signature
 VIEWS, INDEX, QUARANTINE, TMP, LOCKS = "views", "index", "quarantine", "tmp", "locks"
 DIRECTORIES = (TMP, BLOBS, GRAPHS, MANIFESTS, KEYS, REFS, VIEWS, QUARANTINE, LOCKS)  # tmp first: others are made in it
 
@@ -54,6 +55,12 @@ def pointer_name(cache_key: str) -> str:
     return f"{KEYS}/{_full(_KEY, cache_key, 'a job key')}.json"
 
 
+def signature_name(manifest_id: str, signer: str) -> str:
+    """What one signer says about a manifest. Raises Usage unless these are 64 and 32 hex digits."""
+    folder = f"{SIGNATURES}/{_full(_SHA256, manifest_id, 'a manifest id')}"
+    return f"{folder}/{_full(_KEY, signer, 'a signer')}"
+
+
 def channel_name(channel: str) -> str:
     """The directory of a channel. Raises Usage unless the channel is a short plain word."""
     return f"{REFS}/{_full(_CHANNEL, channel, 'the name of a channel')}"
@@ -85,7 +92,9 @@ def parse(name: str) -> Name | None:
     if _SHA256.fullmatch(last) and name == blob_name(last):
         return Name("blob", last)
     if last == stem:
-        return None
+        top, _, manifest_id = folder.partition("/")
+        signed = top == SIGNATURES and _SHA256.fullmatch(manifest_id) and _KEY.fullmatch(last)
+        return Name("signature", f"{manifest_id}/{last}") if signed else None
     if folder == MANIFESTS and _SHA256.fullmatch(stem):
         return Name("manifest", stem)
     if folder in (GRAPHS, KEYS) and _KEY.fullmatch(stem):

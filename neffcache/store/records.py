@@ -162,12 +162,16 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name in a channel for a manifest: the whole `request` that was typed, its job key and its manifest id."""
+    """A name in a channel for a manifest: the whole `request` that was typed, its job key and its manifest id.
+
+    `serial` grows whenever the ref comes to name another manifest, so that an older state can be told from a newer one.
+    """
 
     request: Mapping[str, Any]
     cache_key: Key128
     manifest: Sha256
     config: str
+    serial: Count = 0
     extra: Extra = field(default_factory=dict)
 
     sealed: ClassVar[bool] = True
@@ -187,6 +191,30 @@ class KeyPointer:
 
     cache_key: Key128
     manifest: Sha256
+    extra: Extra = field(default_factory=dict)
+
+    sealed: ClassVar[bool] = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **_plain(self)}
+
+    @classmethod
+    def from_json(cls, document: object) -> Self:
+        """Raises Damaged for a wrong type or a broken seal, StoreFault for an unknown schema."""
+        return _convert(_opened(document, cls), cls)
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """What one signer says about one manifest; made and checked in `flows/trust.py`, kept here as it came.
+
+    Each statement is {"channel", "request", "cache_key", "serial", "graphs", "signature"} and what newer versions add.
+    `signer` is the beginning of the SHA-256 of the public key.
+    """
+
+    manifest: Sha256
+    signer: Key128
+    statements: tuple[Mapping[str, Any], ...]
     extra: Extra = field(default_factory=dict)
 
     sealed: ClassVar[bool] = True
