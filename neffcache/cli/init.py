@@ -100,7 +100,16 @@ def open_source(remote: str | None) -> Any:
 def failed(config: str, fault: Any) -> dict[str, Any]:
     """The document of a configuration that could not be begun."""
     return {
-        "config": config, "state": "ERROR", "reason": fault.message, "manifest": None, "cache_key": None,
-        "view": None, "environment": {}, "bytes": 0, "seconds": 0.0, "requests": 0,
-        "error": fault.to_json(), "exit_code": fault.exit_code,
+        "config": config,
+        "state": "ERROR",
+        "reason": fault.message,
+        "manifest": None,
+        "cache_key": None,
+        "view": None,
+        "environment": {},
+        "bytes": 0,
+        "seconds": 0.0,
+        "requests": 0,
+        "error": fault.to_json(),
+        "exit_code": fault.exit_code,
     }

@@ -21,14 +21,15 @@ def export(store: LocalStore, names: Sequence[str], target: BinaryIO) -> Written
     Raises Miss for a name without a ref and for a manifest that is not complete or lacks files; Damaged, StoreFault.
     """
     refs: dict[tuple[str, str, str], Named] = {}
-    for name in names or [None]:
+    wanted: Sequence[str | None] = names or [None]
+    for name in wanted:
         found = refs_of(store, name)
         if not found:
             raise Miss(
                 f"{store.root} has no refs" if name is None else f"no ref of {store.root} is called {name!r}",
                 hint="see neffcache ls --refs",
             )
-        refs |= {(channel, ref.config, name): Named(channel, ref) for channel, name, ref in found}
+        refs |= {(channel, ref.config, request): Named(channel, ref) for channel, request, ref in found}
     manifests = {named.ref.manifest: _complete(store, named) for named in refs.values()}
     return bundle.write(store, list(manifests.values()), refs.values(), target)
 

@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from neffcache.flows.trust import NOBODY, Graphs, Trust, check_content, statemen
 from neffcache.flows.warm import CHANNEL
 from neffcache.key.canonical import digest
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Damaged, Manifest, Ref
+from neffcache.store.records import Damaged, Manifest, Ref, Signatures
 from neffcache.store.view import View, materialise
 
 ON_REMOTE_ERROR = ("stale-ok", "fail")
@@ -99,7 +100,7 @@ def _init(
         return {"reason": unknown(request, store).replace("this store", source.where)}
     if foreign := another(request, ref):
         return {"reason": foreign}
-    statement = _signed(trust, ref, store, source, known)
+    statement, asked = _signed(trust, ref, store, source, known)
 
     def approve(manifest: Manifest, graph: Graphs) -> None:
         if manifest.cache_key != ref.cache_key:
@@ -111,6 +112,8 @@ def _init(
         check_content(statement, manifest, graph)
 
     view, manifest, fetched = _view(ref, store, source, approve)
+    for signatures in asked:
+        store.put_signatures(signatures)
     _adopt(store, ref, name)
     note(f"view {view.path}")
     return {
@@ -135,12 +138,23 @@ def _known(store: LocalStore, config: str, name: str) -> Ref | None:
         return None
 
 
-def _signed(trust: Trust, ref: Ref, store: LocalStore, source: Source, known: Ref | None) -> Mapping[str, Any] | None:
-    """The statement that covers a ref: one that is here, else one of the source. Raises Mismatch."""
-    try:
-        return statement_of(trust, CHANNEL, ref, store.signatures, known)
-    except (Mismatch, Damaged):
-        return statement_of(trust, CHANNEL, ref, source.signatures, known)
+def _signed(
+    trust: Trust, ref: Ref, store: LocalStore, source: Source, known: Ref | None
+) -> tuple[Mapping[str, Any] | None, list[Signatures]]:
+    """The statement that covers a ref: one that is here, else one of the source, and what is to be kept of that.
+
+    Raises Mismatch.
+    """
+    with suppress(Mismatch, Damaged):
+        return statement_of(trust, CHANNEL, ref, store.signatures, known), []
+    asked: list[Signatures] = []
+
+    def ask(manifest_id: str, signer: str) -> Signatures | None:
+        found = source.signatures(manifest_id, signer)
+        asked.extend([found] if found is not None else [])
+        return found
+
+    return statement_of(trust, CHANNEL, ref, ask, known), asked
 
 
 def _view(
