@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neffcache.errors import Miss, NeffcacheError
+from neffcache.flows.trust import Approve
 from neffcache.key.canonical import canonical_json
 from neffcache.remote import errors
 from neffcache.remote.contents import Contents
@@ -155,12 +156,14 @@ def pull(
     progress: Progress | None = None,
     dry_run: bool = False,
     verify: bool = False,
+    approve: Approve | None = None,
 ) -> Pulled:
     """Bring every target into the store, blobs first, pointers and refs last. With `dry_run` only plan.
 
-    `verify` hashes what is here first, so that what is damaged is fetched again. What could not be had is in the result
-    (`fault()`); raises Fault when the remote as a whole is gone, StoreFault for the local store (also, before the first
-    byte, when it has no space).
+    `verify` hashes what is here first, so that what is damaged is fetched again. `approve` is called with every
+    manifest before a blob of it is fetched or anything of it has a name here; what it raises ends the pull.
+    What could not be had is in the result (`fault()`); raises Fault when the remote as a whole is gone, StoreFault for
+    the local store (also, before the first byte, when it has no space).
     """
     progress = progress or Progress()
     started = time.monotonic()
@@ -172,11 +175,11 @@ def pull(
     result.manifests = [_here(store, target.manifest) for target in targets]
     lacking = [target for target, found in zip(targets, result.manifests, strict=True) if found is None]
     if lacking and dry_run:
-        _Pull(remote, store, result.tally, progress).run(lacking, dry_run=True)
+        _Pull(remote, store, result.tally, progress, approve).run(lacking, dry_run=True)
     elif lacking:
         with _alone(store, progress):
             # Somebody who fetched while we waited may have brought all of it.
-            _Pull(remote, store, result.tally, progress).run(
+            _Pull(remote, store, result.tally, progress, approve).run(
                 [target for target in lacking if _here(store, target.manifest) is None]
             )
     if not dry_run:
@@ -220,8 +223,10 @@ def _name(store: LocalStore, target: Target, found: Manifest) -> None:
 class _Pull:
     """One pull: manifests, then the records that lack, then the blobs that those name, then everything is recorded."""
 
-    def __init__(self, remote: RemoteStore, store: LocalStore, tally: Tally, progress: Progress) -> None:
-        self.remote, self.store, self.tally, self.progress = remote, store, tally, progress
+    def __init__(
+        self, remote: RemoteStore, store: LocalStore, tally: Tally, progress: Progress, approve: Approve | None
+    ) -> None:
+        self.remote, self.store, self.tally, self.progress, self.approve = remote, store, tally, progress, approve
         self.contents = Contents(remote)
 
     def run(self, targets: Sequence[Target], *, dry_run: bool = False) -> None:
@@ -233,6 +238,9 @@ class _Pull:
             self.tally.plan()
         for name, fault in contents.failures.items():
             self.tally.fail(name, fault)
+        if self.approve is not None and not contents.failures:
+            for item in contents.manifests.values():
+                self.approve(item, lambda key: contents.records.get(key) or self.store.get_graph(key))
         wanted = self._wanted()
         for want in wanted.values():
             self.tally.plan(want.size)

@@ -16,7 +16,7 @@ from neffcache.errors import Miss, NeffcacheError
 from neffcache.key.canonical import sha256_hex
 from neffcache.remote import errors
 from neffcache.remote.packs import SMALL, Place, places, plain, spread, with_places
-from neffcache.remote.pointers import point, refer
+from neffcache.remote.pointers import attest, point, refer
 from neffcache.remote.presence import Presence
 from neffcache.remote.private import refuse_private
 from neffcache.remote.send import rewrite, send_blob, send_pack
@@ -24,7 +24,7 @@ from neffcache.remote.tier import RemoteStore, Versioned
 from neffcache.remote.transfer import Progress, Tally, at_once
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, encode
+from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, Signatures, encode
 
 NOT_CONDITIONAL = (
     "this store ignores If-None-Match: of two pushes at the same moment one may lose its pointer; push from one machine"
@@ -171,6 +171,7 @@ class _Push:
         self.tally = result.tally
         self.presence = Presence(remote)
         self.manifests = {source.manifest.id: source.manifest for source in result.sources}
+        self.signed = signatures_of(store, self.manifests)
         self.theirs: dict[str, Versioned[Manifest] | str | None] = {}
         self.records: dict[str, Versioned[GraphRecord] | str | None] = {}
         self.place: dict[str, Place] = {}
@@ -203,6 +204,7 @@ class _Push:
         at_once(self.threads, self._put_record, list(self.ours))
         at_once(self.threads, self._put_manifest, list(self.manifests))
         at_once(self.threads, self._point, list({item.cache_key: item for item in self.manifests.values()}.values()))
+        at_once(self.threads, self._attest, [item for found in self.signed.values() for item in found])
         at_once(self.threads, self._refer, [(s, ref) for s in self.result.sources for ref in s.refs])
 
     @property
@@ -280,6 +282,9 @@ class _Push:
             self.tally.plan()
         for source in self.result.sources:
             for _ in source.refs:
+                self.tally.plan()
+        for signatures in self.signed.values():
+            for _ in signatures:
                 self.tally.plan()
 
     def _need(self, record: GraphRecord) -> None:
@@ -463,6 +468,19 @@ class _Push:
         except NeffcacheError as fault:
             self._failed([name], fault)
 
+    def _attest(self, ours: Signatures) -> None:
+        name = layout.signature_name(ours.manifest, ours.signer)
+        bad = self.tally.failures.get(layout.manifest_name(ours.manifest))
+        try:
+            if bad is not None:
+                self._failed([name], bad)
+            elif attest(self.remote, ours):
+                self.tally.sent()
+            else:
+                self.tally.there()
+        except errors.Fault as fault:
+            self._failed([name], fault)
+
     def _refer(self, item: tuple[Source, tuple[str, str, Ref]]) -> None:
         source, (channel, digest, ref) = item
         name = layout.ref_name(channel, ref.config, digest)
@@ -471,10 +489,16 @@ class _Push:
             self._failed([name], self.tally.failures[pointer])
             return
         current = self.result.current.get(ref.cache_key, source.manifest.id)
+        if self.signed.get(ref.manifest):
+            current = ref.manifest  # nobody has signed a union
 
         def make(found: Ref | None) -> Ref:
+            known = 0 if found is None else found.serial
+            if found is not None and known > ref.serial and ref.manifest == source.manifest.id:
+                return found  # somebody has warmed this request since
             extra = {**(found.extra if found else {}), **ref.extra}
-            return Ref(ref.request, ref.cache_key, current, ref.config, extra)
+            serial = ref.serial if current == ref.manifest else max(known, ref.serial) + 1
+            return Ref(ref.request, ref.cache_key, current, ref.config, serial, extra)
 
         try:
             _, changed = refer(self.remote, channel, digest, make, ref.config)
@@ -491,6 +515,16 @@ class _Push:
 
     def _gone(self, what: str) -> Miss:
         return Miss(f"{what} is neither in {self.store.root} nor in {self.remote.where}", hint="warm it again")
+
+
+def signatures_of(store: LocalStore, manifests: Iterable[str]) -> dict[str, list[Signatures]]:
+    """What signers say about manifests, by manifest id. Raises Damaged, StoreFault."""
+    wanted, signed = set(manifests), dict[str, list[Signatures]]()
+    for name in store.names("signature"):
+        _, manifest_id, signer = name.split("/")
+        if manifest_id in wanted and (found := store.signatures(manifest_id, signer)) is not None:
+            signed.setdefault(manifest_id, []).append(found)
+    return signed
 
 
 def _placed(record: GraphRecord | Manifest) -> dict[str, Place]:

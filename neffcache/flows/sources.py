@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from neffcache.errors import Miss, StoreFault
-from neffcache.flows.trust import Graphs
+from neffcache.flows.trust import Approve
 from neffcache.store.blobs import read_file
 from neffcache.store.local import LocalStore
 from neffcache.store.records import GraphRecord, Manifest, Ref, Signatures
 
+if TYPE_CHECKING:
+    from neffcache.remote.tier import RemoteStore
+    from neffcache.remote.transfer import Progress
+
 WAIT = 4 * 3600.0
 """Seconds to wait for another process that fetches into the same store; a killed one's lock is gone at once."""
-
-Approve = Callable[[Manifest, Graphs], None]
-"""Called with what is about to be fetched, before any of it has a name here; what it raises stops the fetch."""
 
 
 class Source(Protocol):
@@ -103,3 +104,39 @@ class Directory:
 
     def _content(self, sha256: str) -> Iterable[bytes]:
         return read_file(self.store.blob_path(sha256))
+
+
+class Remote:
+    """A remote, through `flows/pull.py`. Nothing is written to it, and nothing is listed."""
+
+    def __init__(self, remote: RemoteStore, progress: Progress | None = None) -> None:
+        self.remote = remote
+        self.progress = progress
+
+    @property
+    def where(self) -> str:
+        return self.remote.where
+
+    @property
+    def requests(self) -> int:
+        return self.remote.client.requests()["total"]
+
+    def ref(self, channel: str, config: str, request_digest: str) -> Ref | None:
+        return self.remote.ref(channel, config, request_digest)
+
+    def signatures(self, manifest_id: str, signer: str) -> Signatures | None:
+        return self.remote.signatures(manifest_id, signer)
+
+    def fetch(self, ref: Ref, store: LocalStore, approve: Approve) -> int:
+        from neffcache.flows.pull import Target, pull
+
+        target = Target(ref.config, ref.manifest, ref.cache_key)
+        done = pull(self.remote, store, [target], progress=self.progress, approve=approve)
+        if (fault := done.fault()) is not None:
+            raise fault
+        if not done.complete:
+            raise Miss(
+                f"manifest {ref.manifest[:12]} of {ref.config} is not complete in {self.where}",
+                hint=f"neffcache warm {ref.config} --push, where it can be compiled",
+            )
+        return done.tally.transferred_bytes

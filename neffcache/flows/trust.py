@@ -26,6 +26,9 @@ Said = Callable[[str, str], Signatures | None]
 Graphs = Callable[[str], GraphRecord | None]
 """Compile key -> its record: `LocalStore.get_graph`, or another source's."""
 
+Approve = Callable[[Manifest, Graphs], None]
+"""Called with what is about to be fetched, before any of it has a name here; what it raises stops the fetch."""
+
 SIGN_AGAIN = "sign it again where it was warmed: neffcache sign NAME --key FILE, then push"
 
 

@@ -11,9 +11,9 @@ from neffcache.remote import errors
 from neffcache.remote.tier import RemoteStore, Versioned
 from neffcache.remote.union import united
 from neffcache.store import layout
-from neffcache.store.records import Damaged, KeyPointer, Manifest, Ref, encode
+from neffcache.store.records import Damaged, KeyPointer, Manifest, Ref, Signatures, encode
 
-RecordT = TypeVar("RecordT", KeyPointer, Ref)
+RecordT = TypeVar("RecordT", KeyPointer, Ref, Signatures)
 T = TypeVar("T")
 
 ROUNDS = 50
@@ -49,6 +49,15 @@ def refer(
         return made, made
 
     return _renew(remote, Ref, name, renewed)
+
+
+def attest(remote: RemoteStore, ours: Signatures) -> bool:
+    """Add a signer's statements to those that are there; whether any was new. Raises Fault."""
+
+    def renewed(found: Signatures | None) -> tuple[Signatures, None]:
+        return (ours if found is None else found.united(ours)), None
+
+    return _renew(remote, Signatures, layout.signature_name(ours.manifest, ours.signer), renewed)[1]
 
 
 def _renew(

@@ -16,7 +16,7 @@ from neffcache.remote.client import Access, Client, Item
 from neffcache.remote.errors import Refused, corrupt
 from neffcache.remote.url import Url, parse
 from neffcache.store import layout
-from neffcache.store.records import Damaged, GraphRecord, KeyPointer, Manifest, Record, Ref, decode, encode
+from neffcache.store.records import Damaged, GraphRecord, KeyPointer, Manifest, Record, Ref, Signatures, decode, encode
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -79,7 +79,7 @@ class RemoteStore:
         Raises Damaged when `data` does not belong under that name, Fault; Bug for a pointer, which can change.
         """
         check(key, data)
-        if _kind(key) in ("key", "ref"):
+        if _kind(key) in ("key", "ref", "signature"):
             raise Bug(f"{key} can change: use `replace`")
         return self.client.put(key, data, sha256_hex(data), size=len(data), if_absent=True) is not None
 
@@ -104,6 +104,10 @@ class RemoteStore:
     def ref(self, channel: str, config: str, request_digest: str) -> Ref | None:
         """The ref, or None when absent. Errors as `get_graph`."""
         return self._read(Ref, layout.ref_name(channel, config, request_digest))
+
+    def signatures(self, manifest_id: str, signer: str) -> Signatures | None:
+        """What a signer says about a manifest, or None when absent. Errors as `get_graph`."""
+        return self._read(Signatures, layout.signature_name(manifest_id, signer))
 
     def versioned(self, kind: type[RecordT], name: str) -> Versioned[RecordT] | str | None:
         """A record with its ETag; of a damaged one only the ETag, None when absent. Raises Fault."""
@@ -132,7 +136,7 @@ class RemoteStore:
     def items(self, kind: layout.Kind, below: str = "") -> Iterator[Item]:
         """The same with sizes; `below` a folder of that kind."""
         folder = {"blob": layout.BLOBS, "graph": layout.GRAPHS, "manifest": layout.MANIFESTS, "key": layout.KEYS,
-                  "ref": layout.REFS}[kind]  # fmt: skip
+                  "ref": layout.REFS, "signature": layout.SIGNATURES}[kind]  # fmt: skip
         for item in self.client.names(f"{folder}/{below}" if below else folder):
             name = layout.parse(item.name)
             if name is not None and name.kind == kind:
@@ -175,6 +179,9 @@ def check(key: str, data: bytes) -> None:
         found, wanted = decode(Manifest, data).id, name.id
     elif name.kind == "key":
         found, wanted = decode(KeyPointer, data).cache_key, name.id
+    elif name.kind == "signature":
+        signatures = decode(Signatures, data)
+        wanted, found = key, layout.signature_name(signatures.manifest, signatures.signer)
     else:
         channel, _, stem = name.id.partition("/")
         wanted = key

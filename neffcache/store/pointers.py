@@ -58,12 +58,9 @@ class Pointers:
         name = layout.signature_name(made.manifest, made.signer)
         with self.root.lock(f"signature-{made.manifest[:2]}"):
             current = self.signatures.read_or_heal(name)
-            known = current.statements if current else ()
-            new = tuple(item for item in made.statements if item not in known)
-            if current is not None and not new:
-                return current
-            united = Signatures(made.manifest, made.signer, (*known, *new), current.extra if current else made.extra)
-            self.signatures.replace(united)
+            united = made if current is None else current.united(made)
+            if united is not current:
+                self.signatures.replace(united)
             return united
 
     def refs(self, channel: str) -> list[tuple[str, Ref]]:

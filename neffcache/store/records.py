@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
@@ -226,6 +226,11 @@ class Signatures:
     def from_json(cls, document: object) -> Self:
         """Raises Damaged for a wrong type or a broken seal, StoreFault for an unknown schema."""
         return _convert(_opened(document, cls), cls)
+
+    def united(self, other: Signatures) -> Signatures:
+        """These statements and those of `other` that are not among them."""
+        new = tuple(item for item in other.statements if item not in self.statements)
+        return replace(self, statements=(*self.statements, *new)) if new else self
 
 
 class Record(Protocol):
