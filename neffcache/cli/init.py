@@ -12,19 +12,20 @@ import click
 from neffcache.cli.options import Output, job_options, output_options, ref_options, store_option, trust_options
 
 if TYPE_CHECKING:
+    from neffcache.flows.remote import RemoteSettings
+    from neffcache.flows.sources import Source
     from neffcache.flows.trust import Trust
 
 
 @click.command("init", epilog="Example:  neffcache init llama3_8b --lnc 2 --toolchain host --remote s3://bucket/prefix")
 @click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
 @click.option("--remote", help="s3://bucket/prefix, or the directory of another store [NEFFCACHE_REMOTE].")
+@click.option("--channel", help="The channel of refs [NEFFCACHE_CHANNEL, else current].")
 @click.option("--jitter", type=click.FloatRange(0), default=0.0, help="First wait up to so many seconds, by chance.")
 @click.option(
     "--on-remote-error",
-    type=click.Choice(["stale-ok", "fail"]),
-    default="stale-ok",
-    show_default=True,
-    help="When the remote cannot be asked: use what the store holds already, or fail.",
+    type=click.Choice(["stale-ok", "fail", "compile"]),
+    help="When the remote cannot be asked: use what the store holds already [default], or fail, or call it a miss.",
 )
 @click.option("--termination-log", type=click.Path(path_type=Path), help="Where the line goes too, if it exists.")
 @job_options
@@ -36,7 +37,8 @@ def command(
     configs: tuple[str, ...],
     remote: str | None,
     jitter: float,
-    on_remote_error: str,
+    channel: str | None,
+    on_remote_error: str | None,
     termination_log: Path | None,
     versions: list[str],
     trust: Trust,
@@ -50,12 +52,16 @@ def command(
     """
     from neffcache.errors import NeffcacheError
     from neffcache.flows import init as flow
+    from neffcache.flows.remote import RemoteOptions, RemoteSettings
     from neffcache.flows.settings import store_root
     from neffcache.store.local import LocalStore
 
     documents: list[dict[str, Any]] = []
     try:
-        source = open_source(remote)
+        options = RemoteOptions(remote=remote, channel=channel, on_remote_error=on_remote_error)
+        settings = RemoteSettings.read(options, os.environ)
+        said = settings.values["on_remote_error"]
+        source = open_source(settings)
         root = store_root(directory, os.environ)
         store = LocalStore.open(root.value, writable=True, given=root.given, mode=0o755)
         flow.spread(jitter)
@@ -65,7 +71,15 @@ def command(
             except NeffcacheError as fault:
                 documents.append(failed(config, fault))
                 continue
-            document = flow.init(request, store, source, trust=trust, on_remote_error=on_remote_error, note=output.note)
+            document = flow.init(
+                request,
+                store,
+                source,
+                channel=settings.channel,
+                trust=trust,
+                on_remote_error=said.value if said.given else "stale-ok",
+                note=output.note,
+            )
             documents.append(document)
     except NeffcacheError as fault:
         documents = [failed(config, fault) for config in configs]
@@ -83,18 +97,14 @@ def command(
     return flow.first_failure(documents)
 
 
-def open_source(remote: str | None) -> Any:
+def open_source(settings: RemoteSettings) -> Source:
     """What the setting `remote` names. Raises Usage, StoreFault, RemoteFault."""
     from neffcache.errors import Usage
-    from neffcache.flows.settings import setting
-    from neffcache.flows.sources import Directory
+    from neffcache.flows.sources import Directory, Remote
 
-    value = setting("remote", remote, os.environ, "").value
-    if not value:
+    if not settings.remote:
         raise Usage("nothing says where to fetch from", hint="--remote s3://bucket/prefix, or NEFFCACHE_REMOTE")
-    if "://" in value:
-        raise Usage(f"{value} is not understood", hint="a directory")
-    return Directory(Path(value))
+    return Remote(settings.open()) if "://" in settings.remote else Directory(Path(settings.remote))
 
 
 def failed(config: str, fault: Any) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged, Manifest, Ref, Signatures
 from neffcache.store.view import View, materialise
 
-ON_REMOTE_ERROR = ("stale-ok", "fail")
-
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_BYTES = 4096
 """What Kubernetes keeps of a termination log."""
@@ -44,13 +42,15 @@ def init(
     store: LocalStore,
     source: Source,
     *,
+    channel: str = CHANNEL,
     trust: Trust = NOBODY,
     on_remote_error: str = "stale-ok",
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The contract's document of `init` for one request; a fault is in it, with its exit code, and not raised.
 
-    With `stale-ok` a remote that cannot be asked does not matter when the store holds all that it said last.
+    A remote that cannot be asked does not matter with `stale-ok` when the store holds all that it said last; it is a
+    miss with `compile`, so that who starts the training may go on, and a fault otherwise.
     """
     started, before = time.monotonic(), source.requests
     document: dict[str, Any] = {
@@ -68,11 +68,16 @@ def init(
         "bytes": 0,
     }
     try:
-        document |= _init(request, store, source, trust, on_remote_error, note)
+        document |= _init(request, store, source, channel, trust, on_remote_error, note)
         document["exit_code"] = 0 if document["state"] == "HIT" else Miss.exit_code
     except NeffcacheError as fault:
-        state = "MISS" if isinstance(fault, Miss) else "ERROR"
-        document |= {"state": state, "reason": fault.message, "error": fault.to_json(), "exit_code": fault.exit_code}
+        missed = isinstance(fault, Miss) or (isinstance(fault, RemoteFault) and on_remote_error == "compile")
+        document |= {
+            "state": "MISS" if missed else "ERROR",
+            "reason": fault.message,
+            "error": fault.to_json(),
+            "exit_code": Miss.exit_code if missed else fault.exit_code,
+        }
     return {**document, "seconds": round(time.monotonic() - started, 3), "requests": source.requests - before}
 
 
@@ -80,6 +85,7 @@ def _init(
     request: Request,
     store: LocalStore,
     source: Source,
+    channel: str,
     trust: Trust,
     on_remote_error: str,
     note: Callable[[str], None],
@@ -87,10 +93,10 @@ def _init(
     if request.unsaid:
         return {"reason": unknown(request, store)}
     name = digest(request.named())
-    known = _known(store, request.config, name)
+    known = _known(store, channel, request.config, name)
     stale = False
     try:
-        ref = source.ref(CHANNEL, request.config, name)
+        ref = source.ref(channel, request.config, name)
     except RemoteFault as fault:
         if on_remote_error == "fail" or known is None:
             raise
@@ -100,7 +106,7 @@ def _init(
         return {"reason": unknown(request, store).replace("this store", source.where)}
     if foreign := another(request, ref):
         return {"reason": foreign}
-    statement, asked = _signed(trust, ref, store, source, known)
+    statement, asked = _signed(trust, channel, ref, store, source, known)
 
     def approve(manifest: Manifest, graph: Graphs) -> None:
         if manifest.cache_key != ref.cache_key:
@@ -114,7 +120,7 @@ def _init(
     view, manifest, fetched = _view(ref, store, source, approve)
     for signatures in asked:
         store.put_signatures(signatures)
-    _adopt(store, ref, name)
+    _adopt(store, channel, ref, name)
     note(f"view {view.path}")
     return {
         "state": "HIT",
@@ -130,23 +136,23 @@ def _init(
     }
 
 
-def _known(store: LocalStore, config: str, name: str) -> Ref | None:
+def _known(store: LocalStore, channel: str, config: str, name: str) -> Ref | None:
     """The ref that this store took last, None for a damaged one."""
     try:
-        return store.ref(CHANNEL, config, name)
+        return store.ref(channel, config, name)
     except Damaged:
         return None
 
 
 def _signed(
-    trust: Trust, ref: Ref, store: LocalStore, source: Source, known: Ref | None
+    trust: Trust, channel: str, ref: Ref, store: LocalStore, source: Source, known: Ref | None
 ) -> tuple[Mapping[str, Any] | None, list[Signatures]]:
     """The statement that covers a ref: one that is here, else one of the source, and what is to be kept of that.
 
     Raises Mismatch.
     """
     with suppress(Mismatch, Damaged):
-        return statement_of(trust, CHANNEL, ref, store.signatures, known), []
+        return statement_of(trust, channel, ref, store.signatures, known), []
     asked: list[Signatures] = []
 
     def ask(manifest_id: str, signer: str) -> Signatures | None:
@@ -154,7 +160,7 @@ def _signed(
         asked.extend([found] if found is not None else [])
         return found
 
-    return statement_of(trust, CHANNEL, ref, ask, known), asked
+    return statement_of(trust, channel, ref, ask, known), asked
 
 
 def _view(
@@ -187,13 +193,13 @@ def _whole(store: LocalStore, manifest_id: str) -> Manifest | None:
     return found if found is not None and found.complete and not store.missing(found) else None
 
 
-def _adopt(store: LocalStore, ref: Ref, name: str) -> None:
+def _adopt(store: LocalStore, channel: str, ref: Ref, name: str) -> None:
     """Let the store say what the source said; nothing is written when it does already."""
     pointer = store.pointer(ref.cache_key)
     if pointer is None or pointer.manifest != ref.manifest:
         store.set_pointer(ref.cache_key, ref.manifest)
-    if _known(store, ref.config, name) != ref:
-        store.put_ref(CHANNEL, ref.config, name, ref)
+    if _known(store, channel, ref.config, name) != ref:
+        store.put_ref(channel, ref.config, name, ref)
 
 
 def one_line(documents: list[dict[str, Any]], limit: int | None = None) -> str:
