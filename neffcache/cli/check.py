@@ -63,7 +63,9 @@ def command(
     if not remote_asked and (every or channel_asked or not configs):
         raise click.UsageError("give a CONFIG; --all and --channel go with --remote")
     if remote_asked:
-        return _remote(settings(), configs, every, channel_asked, by_ref, verify, directory, choose, output)
+        if trust:
+            raise click.UsageError("--require-signature looks at the local store; pull --dry-run asks a remote")
+        return _remote(settings(), configs, every, channel_asked, by_ref, verify, versions, directory, choose, output)
     store = open_to_mend(directory) if verify else open_store(directory, writable=False)
     if not by_ref and not titan_installed():
         output.note("TorchTitan is not installed: checking by ref, which proves only that somebody warmed this request")
@@ -97,8 +99,9 @@ def _remote(
     channel: str | None,
     by_ref: bool,
     verify: bool,
+    versions: list[str],
     directory: str | None,
-    choose: Callable[[str], Any],
+    choose: Callable[..., Any],
     output: Output,
 ) -> int:
     """The remote's rows: HIT when all that a complete manifest names is there. A fault of the remote is raised."""
@@ -111,7 +114,7 @@ def _remote(
     if configs and not by_ref and not titan_installed():
         output.note("TorchTitan is not installed: checking by ref, which proves only that somebody warmed this request")
     wanted = Wanted(
-        requests=tuple(choose(name) for name in configs),
+        requests=tuple(choose(name, versions if by_ref or not titan_installed() else None) for name in configs),
         channel=None if configs else channel,
         every=every,
         by_ref=by_ref,

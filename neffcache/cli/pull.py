@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+from neffcache.cli.options import (
+    Output,
+    job_options,
+    open_store,
+    output_options,
+    ref_options,
+    store_option,
+    trust_options,
+)
 from neffcache.cli.remote import POLICY, URL_HELP, remote_options, summary, transfer_of
+
+if TYPE_CHECKING:
+    from neffcache.flows.trust import Trust
 
 
 @click.command("pull", epilog="Example:  neffcache pull llama3_8b --lnc 2 --remote s3://bucket/prefix")
@@ -24,6 +35,8 @@ from neffcache.cli.remote import POLICY, URL_HELP, remote_options, summary, tran
 @POLICY
 @remote_options()
 @job_options
+@ref_options
+@trust_options
 @store_option
 @output_options
 def command(
@@ -33,8 +46,10 @@ def command(
     by_ref: bool,
     verify: bool,
     dry_run: bool,
+    versions: list[str],
+    trust: Trust,
     directory: str | None,
-    choose: Callable[[str], Any],
+    choose: Callable[..., Any],
     settings: Callable[[], Any],
     channel_asked: str | None,
     output: Output,
@@ -45,12 +60,13 @@ def command(
     incomplete manifest; 4 the remote failed; 7 it is damaged.
     """
     from neffcache.flows.fetching import Wanted, pull_wanted
+    from neffcache.flows.resolve import titan_installed
 
     chosen = settings()
     if not (configs or every or manifests or channel_asked):
         raise click.UsageError("give a CONFIG, --manifest, --channel or --all")
     wanted = Wanted(
-        requests=tuple(choose(name) for name in configs),
+        requests=tuple(choose(name, versions if by_ref or not titan_installed() else None) for name in configs),
         manifests=manifests,
         channel=channel_asked if not configs else None,
         every=every,
@@ -58,7 +74,9 @@ def command(
     )
     store = open_store(directory, writable=not dry_run)
     with transfer_of(output) as progress:
-        done = pull_wanted(chosen, store, os.environ, wanted, progress=progress, dry_run=dry_run, verify=verify)
+        done = pull_wanted(
+            chosen, store, os.environ, wanted, progress=progress, dry_run=dry_run, verify=verify, trust=trust
+        )
     document = done.document
     lines = [
         f"{row['config']}: {row['state']}  manifest {(row['manifest'] or '-')[:12]}  {row['reason']}".rstrip()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+from neffcache.cli.options import Output, job_options, open_store, output_options, ref_options, store_option
 from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 
 
@@ -20,6 +20,7 @@ from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @remote_options(writing=True)
 @job_options
+@ref_options
 @store_option
 @output_options
 def command(
@@ -27,19 +28,20 @@ def command(
     every: bool,
     repair: bool,
     dry_run: bool,
+    versions: list[str],
     directory: str | None,
-    choose: Callable[[str], Any],
+    choose: Callable[..., Any],
     settings: Callable[[], Any],
     channel_asked: str | None,
     output: Output,
 ) -> int:
     """Send what CONFIG needs from the local store to the remote; what is there already is not sent again.
 
-    CONFIG is found by its ref: the request must have been warmed into, or pulled into, this store.
+    CONFIG is found by its ref: the request must have been warmed into, or pulled into, this store. Signatures go along.
     Exit codes: 0 everything is there; 3 the store has nothing for CONFIG; 4 the remote failed; 7 something is damaged.
     """
     from neffcache.errors import Miss
-    from neffcache.flows.push import of_all, of_channel, of_ref, push
+    from neffcache.flows.push import of_all, of_channel, of_request, push
     from neffcache.flows.remote import accounts
 
     chosen = settings()
@@ -52,15 +54,15 @@ def command(
     elif configs:
         sources = []
         for name in configs:
-            request = choose(name)
-            found = of_ref(store, chosen.channel, request.config, request.digest)
-            if found is None:
+            request = choose(name, versions)
+            found = of_request(store, chosen.channel, request)
+            if not found:
                 raise Miss(
                     f"{store.root} has nothing for this request of {name}",
                     hint=f"neffcache warm {name}, with the same options",
-                    details={"config": name, "request_digest": request.digest},
+                    details={"config": name},
                 )
-            sources.append(found)
+            sources += found
     else:
         sources = of_channel(store, chosen.channel)
     with transfer_of(output) as progress:

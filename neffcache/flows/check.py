@@ -17,7 +17,7 @@ from neffcache.flows.resolve import Job, resolve
 from neffcache.flows.trust import NOBODY, Trust, check_content, check_manifest, statement_of
 from neffcache.flows.warm import CHANNEL, current_manifest
 from neffcache.flows.workers import aside, scratch
-from neffcache.key.canonical import canonical_json, digest
+from neffcache.key.canonical import canonical_json
 from neffcache.key.compare import differences
 from neffcache.store import layout
 from neffcache.store.local import LocalStore, Missing
@@ -104,7 +104,7 @@ def check_ref(request: Request, store: LocalStore, *, verify: bool = False, trus
     What is not said counts as unknown. Raises StoreFault, Mismatch for a ref that nobody in `trust` signed.
     """
     config = request.config
-    ref = None if request.unsaid else store.ref(CHANNEL, config, digest(request.named()))
+    ref = None if request.unsaid else store.ref(CHANNEL, config, request.digest)
     if ref is None or (foreign := another(request, ref)):
         reason = unknown(request, store) if ref is None else foreign
         return Checked(config, "UNKNOWN", "ref", reason=reason)

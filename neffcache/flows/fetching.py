@@ -13,6 +13,7 @@ from neffcache.flows.remote import RemoteSettings, accounts
 from neffcache.flows.remote_check import RemoteRow, check_targets
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, resolve, titan_installed
+from neffcache.flows.trust import NOBODY, Signed, Trust
 from neffcache.flows.warm import current_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
@@ -66,10 +67,12 @@ def pull_wanted(
     progress: Progress | None = None,
     dry_run: bool = False,
     verify: bool = False,
+    trust: Trust = NOBODY,
 ) -> Fetched:
     """Pull what is wanted; a fault of the remote ends it or not, as `on_remote_error` says.
 
-    Raises Usage, Unsupported, StoreFault, and the remote's fault with the policy `fail`.
+    Raises Usage, Unsupported, StoreFault, Mismatch for what nobody in `trust` signed, and the remote's fault with the
+    policy `fail`.
     """
     progress = progress or Progress()
     keyed = titan_installed() and not wanted.by_ref
@@ -87,7 +90,7 @@ def pull_wanted(
             if keyed:
                 found = by_key(remote, jobs[number].key.cache_key, request.config)
             else:
-                found = by_ref(remote, settings.channel, request.config, request.to_json(), request.digest)
+                found = _by_ref(remote, settings.channel, request)
             if found is None:
                 misses.append(request.config)
             else:
@@ -95,8 +98,14 @@ def pull_wanted(
         targets += [_by_id(remote, item) for item in wanted.manifests]
         targets += in_channel(remote, wanted.channel) if wanted.channel else []
         targets += everything(remote) if wanted.every else []
-        pulled = pull(remote, store, targets, progress=progress, dry_run=dry_run, verify=verify)
+        signed = Signed(trust, remote.signatures)
+        for target in targets:
+            for channel, name, ref in target.refs:
+                signed.check_ref(channel, ref, store.ref(channel, ref.config, name))
+        pulled = pull(remote, store, targets, progress=progress, dry_run=dry_run, verify=verify, approve=signed.approve)
         fault = pulled.fault()
+        if fault is None and not dry_run:
+            signed.keep(store, [item for item in pulled.manifests if item is not None])
     except RemoteFault as error:
         if settings.on_remote_error == "fail":
             raise
@@ -136,6 +145,13 @@ def pull_wanted(
         return Fetched(document, Miss("a manifest is not complete: not every graph was compiled",
                                       hint="warm it and push again"), Miss.exit_code)  # fmt: skip
     return Fetched(document)
+
+
+def _by_ref(remote: RemoteStore, channel: str, request: Request) -> Target | None:
+    """What a channel names for a request that was said whole."""
+    if request.unsaid:
+        return None
+    return by_ref(remote, channel, request.config, request.named(), request.digest)
 
 
 def _others(wanted: Wanted) -> bool:
@@ -199,8 +215,11 @@ def check_remote(
             gone = RemoteRow(request.config, "MISS", by, key, reason="no manifest for this job key")
             rows.append(by_key(remote, key, request.config) or gone)
         else:
-            gone = RemoteRow(request.config, "UNKNOWN", by, reason="nobody pushed this request into this channel")
-            rows.append(by_ref(remote, settings.channel, request.config, request.to_json(), request.digest) or gone)
+            said = f"not said: {', '.join(request.unsaid)}" if request.unsaid else ""
+            gone = RemoteRow(
+                request.config, "UNKNOWN", by, reason=said or "nobody pushed this request into this channel"
+            )
+            rows.append(_by_ref(remote, settings.channel, request) or gone)
     rows += in_channel(remote, wanted.channel) if wanted.channel else []
     rows += everything(remote) if wanted.every else []
     if wanted.channel or wanted.every:

@@ -21,7 +21,6 @@ from neffcache.flows.request import Request
 from neffcache.flows.sources import Source
 from neffcache.flows.trust import NOBODY, Graphs, Trust, check_content, statement_of
 from neffcache.flows.warm import CHANNEL
-from neffcache.key.canonical import digest
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged, Manifest, Ref, Signatures
 from neffcache.store.view import View, materialise
@@ -92,7 +91,7 @@ def _init(
 ) -> dict[str, Any]:
     if request.unsaid:
         return {"reason": unknown(request, store)}
-    name = digest(request.named())
+    name = request.digest
     known = _known(store, channel, request.config, name)
     stale = False
     try:

@@ -238,7 +238,9 @@ class _Pull:
             self.tally.plan()
         for name, fault in contents.failures.items():
             self.tally.fail(name, fault)
-        if self.approve is not None and not contents.failures:
+        if self.approve is not None:
+            if contents.failures:
+                return  # what was not seen whole cannot be approved
             for item in contents.manifests.values():
                 self.approve(item, lambda key: contents.records.get(key) or self.store.get_graph(key))
         wanted = self._wanted()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neffcache.errors import Miss, NeffcacheError
+from neffcache.flows.request import Request
 from neffcache.key.canonical import sha256_hex
 from neffcache.remote import errors
 from neffcache.remote.packs import SMALL, Place, places, plain, spread, with_places
@@ -96,18 +97,17 @@ def of_key(store: LocalStore, cache_key: str, name: str) -> Source | None:
     return None if found is None else Source(name, found, _refs_of(store, found))
 
 
-def of_ref(store: LocalStore, channel: str, config: str, digest: str) -> Source | None:
-    """The manifest of a ref, with that ref. Raises Damaged, StoreFault."""
-    ref = store.ref(channel, config, digest)
-    found = None if ref is None else store.get_manifest(ref.manifest)
-    return None if ref is None or found is None else Source(config, found, ((channel, digest, ref),))
+def of_request(store: LocalStore, channel: str, request: Request) -> list[Source]:
+    """The manifests that a channel names for a request, of all versions unless some are said. Raises StoreFault."""
+    return of_channel(store, channel, lambda ref: ref.config == request.config and request.means(ref.request))
 
 
-def of_channel(store: LocalStore, channel: str) -> list[Source]:
-    """Every manifest that a channel names, with its refs there."""
+def of_channel(store: LocalStore, channel: str, wanted: Callable[[Ref], bool] = lambda ref: True) -> list[Source]:
+    """Every manifest that a channel names (in a wanted ref), with these refs."""
     named: dict[str, list[tuple[str, str, Ref]]] = {}
     for digest, ref in store.refs(channel):
-        named.setdefault(ref.manifest, []).append((channel, digest, ref))
+        if wanted(ref):
+            named.setdefault(ref.manifest, []).append((channel, digest, ref))
     found = ((store.get_manifest(item), refs) for item, refs in named.items())
     return [Source(refs[0][2].config, item, tuple(refs)) for item, refs in found if item is not None]
 

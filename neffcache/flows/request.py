@@ -8,6 +8,7 @@ from typing import Any
 
 from neffcache.errors import Usage
 from neffcache.flows.warmers import WarmerRun, find
+from neffcache.key.canonical import canonical_json, digest
 from neffcache.key.options import Options
 from neffcache.key.target import Placement, resolve_placement
 
@@ -50,6 +51,18 @@ class Request:
         """The whole request, as a ref holds it and as its digest names it: with the versions, by default those said."""
         said = self.versions if versions is None else versions
         return {**self.to_json(), "versions": {name: said[name] for name in sorted(said) if name not in UNCOMPARED}}
+
+    @property
+    def digest(self) -> str:
+        """The name of the ref that whoever says this asks for."""
+        return digest(self.named())
+
+    def means(self, named: Mapping[str, Any]) -> bool:
+        """Whether the request of a ref is this one, in everything that was said here."""
+        mine = self.named()
+        unsaid = {name for name in ("toolchain", "versions") if not mine[name]}
+        names = (mine.keys() | named.keys()) - unsaid
+        return all(canonical_json(mine.get(name)) == canonical_json(named.get(name)) for name in names)
 
     @property
     def unsaid(self) -> list[str]:

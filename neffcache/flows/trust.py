@@ -156,6 +156,37 @@ def check_manifest(trust: Trust, manifest: Manifest, signatures: Said, graph: Gr
     raise fault or _unsigned(trust, f"manifest {manifest.id[:12]}", manifest.id)
 
 
+class Signed:
+    """What a remote's signers say, asked once for each manifest, and the checks of a pull that requires a signature."""
+
+    def __init__(self, trust: Trust, signatures: Said) -> None:
+        self.trust = trust
+        self._ask = signatures
+        self._said: dict[tuple[str, str], Signatures | None] = {}
+
+    def said(self, manifest_id: str, signer: str) -> Signatures | None:
+        name = manifest_id, signer
+        if name not in self._said:
+            self._said[name] = self._ask(manifest_id, signer)
+        return self._said[name]
+
+    def check_ref(self, channel: str, ref: Ref, known: Ref | None) -> None:
+        """Raises Mismatch for a ref that is unsigned, altered or older than what is known."""
+        statement_of(self.trust, channel, ref, self.said, known)
+
+    def approve(self, manifest: Manifest, graph: Graphs) -> None:
+        """Raises Mismatch for a manifest whose content nobody required signed."""
+        check_manifest(self.trust, manifest, self.said, graph)
+
+    def keep(self, store: LocalStore, manifests: Sequence[Manifest]) -> None:
+        """Check what the store has now, and keep what was said about it. Raises Mismatch, StoreFault."""
+        for manifest in manifests if self.trust else ():
+            self.approve(manifest, store.get_graph)
+        for found in self._said.values():
+            if found is not None:
+                store.put_signatures(found)
+
+
 def _verified(trust: Trust, manifest_id: str, signatures: Said) -> list[Mapping[str, Any]]:
     """The statements about a manifest that a trusted key really made."""
     good = []
