@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from neffcache.errors import Miss, NeffcacheError, RemoteFault
+from neffcache.errors import Mismatch, Miss, NeffcacheError, RemoteFault
 from neffcache.flows.check import Checked, check_job, check_ref
 from neffcache.flows.pull import Pulled, Target, by_key, by_ref, everything, in_channel, miss, pull
 from neffcache.flows.remote import RemoteSettings, accounts
 from neffcache.flows.remote_check import RemoteRow, check_targets
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, resolve, titan_installed
-from neffcache.flows.trust import NOBODY, Signed, Trust
+from neffcache.flows.trust import NOBODY, Signed, Trust, check_manifest
 from neffcache.flows.warm import current_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress
 from neffcache.store.local import LocalStore
+from neffcache.store.records import Manifest
 
 
 class Notes(Protocol):
@@ -165,7 +166,9 @@ def _by_id(remote: RemoteStore, manifest_id: str) -> Target:
     return Target(str(found.request.get("config", manifest_id[:12])), found.id, found.cache_key)
 
 
-def bring(settings: RemoteSettings, store: LocalStore, job: Job, progress: Notes) -> RemoteFault | None:
+def bring(
+    settings: RemoteSettings, store: LocalStore, job: Job, progress: Notes, trust: Trust = NOBODY
+) -> RemoteFault | None:
     """What `run` does before it looks at the store: pull this job unless it is here, whole and hashed.
 
     No request is made when it is. Damage is quarantined and healed from the remote. A fault of the remote is raised
@@ -175,7 +178,7 @@ def bring(settings: RemoteSettings, store: LocalStore, job: Job, progress: Notes
     found = current_manifest(store, job)
     if found is not None and found.complete:
         store.damaged(found)
-        if not store.missing(found):
+        if not store.missing(found) and _signed_here(trust, store, found):
             return None
     try:
         remote = settings.open()
@@ -183,7 +186,11 @@ def bring(settings: RemoteSettings, store: LocalStore, job: Job, progress: Notes
         if target is None:
             progress.note(f"{remote.where} has nothing for job key {job.key.cache_key}")
             return None
-        fault = pull(remote, store, [target], progress=_Told(progress)).fault()
+        signed = Signed(trust, remote.signatures)
+        pulled = pull(remote, store, [target], progress=_Told(progress), approve=signed.approve)
+        fault = pulled.fault()
+        if fault is None:
+            signed.keep(store, [item for item in pulled.manifests if item is not None])
     except RemoteFault as error:
         fault = error
     if fault is None:
@@ -192,6 +199,14 @@ def bring(settings: RemoteSettings, store: LocalStore, job: Job, progress: Notes
         raise fault
     progress.note(f"warning: {fault.message}; going on with the local store")
     return fault
+
+
+def _signed_here(trust: Trust, store: LocalStore, found: Manifest) -> bool:
+    try:
+        check_manifest(trust, found, store.signatures, store.get_graph)
+    except Mismatch:
+        return False
+    return True
 
 
 def check_remote(

@@ -125,7 +125,7 @@ def run(
         for entry in job.replaced:
             meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
-        manifest, on_miss = _manifest(job, store, environ, on_miss, remote, progress)
+        manifest, on_miss = _manifest(job, store, environ, on_miss, remote, trust, progress)
         check_manifest(trust, manifest, store.signatures, store.get_graph)
         ready = prepare(
             job, manifest, store, place, command=command, on_miss=on_miss, steps=steps, dump_folder=dump_folder
@@ -212,6 +212,7 @@ def _manifest(
     environ: Mapping[str, str],
     on_miss: str,
     remote: RemoteSettings | None,
+    trust: Trust,
     progress: Progress,
 ) -> tuple[Manifest, str]:
     """The manifest to run after a pull, and what a miss then means. Raises the remote's fault where it is to blame."""
@@ -219,7 +220,7 @@ def _manifest(
     if remote is not None:
         from neffcache.flows.fetching import bring
 
-        fault = bring(remote, store, job, progress)
+        fault = bring(remote, store, job, progress, trust)
         if fault is not None and remote.on_remote_error == "compile":
             on_miss = "compile"
     try:

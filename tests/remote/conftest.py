@@ -16,9 +16,10 @@ from neffcache.store.local import LocalStore
 from neffcache.store.records import Artifact, GraphRecord, Manifest, RankClass, Ref, manifest
 from scripts.seaweedfs import Identity, Server, program, serve
 from tests.remote.proxy import Proxy, proxy
+from tests.store.conftest import child as child  # a fixture
 
 ADMIN = Identity("admin")
-READER = Identity("reader", ("Read:cache/team",))
+READER = Identity("reader", ("Read:cache/team/*",))
 BUCKET = "cache"
 
 
