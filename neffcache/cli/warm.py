@@ -91,8 +91,9 @@ def command(
         )
         lines.append(f"  job key {result.job.key.cache_key}")
         if result.ref is not None:
-            signed = "" if key is None or not result.complete else f", signed by {key.public.signer}"
-            lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}{signed}")
+            lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}")
+            if key is not None and result.complete:
+                lines.append(f"  signed by {key.public.signer}")
         for failure in result.failures:
             output.note(f"failed: {failure.message}")
         if result.failed and worst is None:
