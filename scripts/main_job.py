@@ -1,4 +1,4 @@
-"""Warm, run, prove: what `scripts/quickstart` does once the environment stands.
+"""Warm, push, init elsewhere, run, prove: what `scripts/quickstart` does once the environment stands.
 
 Everything happens in a temporary directory with a HOME of its own, through the command line that users have.
 """
@@ -8,16 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from seaweedfs import Identity, serve
+
+from neffcache.flows.request import words
+
 CONFIG = "llama3_debugmodel"
 STEPS = 3
 SEED = ("--set", "debug.seed=7")
 EAGER = ("--set", "compile.enable=false")
+BUCKET = "fleet"
+REMOTE = f"s3://{BUCKET}/neffcache"
+BUILDER = Identity("builder")
+READER = Identity("reader", (f"Read:{BUCKET}/neffcache/*",))
 
 
 def neffcache(environ: dict[str, str], *arguments: str) -> dict[str, Any]:
@@ -37,12 +46,20 @@ def check(holds: bool, what: str) -> None:
         raise SystemExit(f"quickstart: not so: {what}")
 
 
+def other_machine(environ: dict[str, str], place: str) -> dict[str, str]:
+    """The environment of another machine: another HOME, an empty store, no key to S3."""
+    home = Path(place, "other-home")
+    home.mkdir()
+    return {**environ, "HOME": str(home), "NEFFCACHE_DIR": str(Path(place, "volume"))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with the document of the warm run on stdout")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="neffcache-quickstart-") as place:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEFFCACHE_", "NEURON_"))}
+        foreign = ("NEFFCACHE_", "NEURON_", "AWS_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         home = Path(place, "home")
         home.mkdir()
         environ = {**kept, "HOME": str(home), "NEFFCACHE_DIR": str(Path(place, "store")), "TMPDIR": place}
@@ -56,7 +73,29 @@ def main() -> None:
         state = neffcache(environ, "check", CONFIG)
         check([entry["state"] for entry in state] == ["HIT"], "check: HIT")  # type: ignore[index]
 
+        neffcache(environ, "warm", CONFIG, *EAGER)
+        eager = neffcache(environ, "run", CONFIG, "--steps", str(STEPS), *SEED, *EAGER)
+
+        with serve(Path(place, "s3"), [BUILDER, READER], buckets=[BUCKET]) as server:
+            pushed = neffcache({**environ, **server.environment(BUILDER)}, "push", CONFIG, "--remote", REMOTE)
+            objects = pushed["objects"]
+            check(
+                objects["failed"] == 0 and objects["planned"] == objects["transferred"] + objects["present"],
+                f"push: {objects['transferred']} things sent, none failed",
+            )
+            shutil.rmtree(environ["NEFFCACHE_DIR"])
+            check(not Path(environ["NEFFCACHE_DIR"]).exists(), "the store that was warmed is gone")
+            environ = other_machine(environ, place)
+            filled = neffcache(
+                {**environ, **server.environment(READER)}, "init", *words(warmed["request"]), "--remote", REMOTE
+            )
+            check(
+                filled["state"] == "HIT" and filled["manifest"] == warmed["manifest"],
+                f"init, with another HOME and a key that may only read: {filled['bytes']} bytes in "
+                f"{filled['requests']} requests, view ready",
+            )
         run = neffcache(environ, "run", CONFIG, "--steps", str(STEPS), *SEED)
+        check(run["manifest"] == filled["manifest"], "run: from what init fetched, the server is gone")
         check(run["identity"] == "proved", "run: every rank proved that it is the job that was warmed")
         for rank in run["ranks"]:
             check(
@@ -65,8 +104,6 @@ def main() -> None:
             )
         check(len(run["ranks"]) == 4, "4 ranks reported")
 
-        neffcache(environ, "warm", CONFIG, *EAGER)
-        eager = neffcache(environ, "run", CONFIG, "--steps", str(STEPS), *SEED, *EAGER)
         pairs = list(zip(run["losses"], eager["losses"], strict=True))
         check(len(pairs) == STEPS, f"{STEPS} losses each")
         check(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option
+from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
+
+if TYPE_CHECKING:
+    from neffcache.flows.trust import Trust
 
 
 @click.command("env", epilog='Example:  eval "$(neffcache env llama3_debugmodel)"')
@@ -22,11 +25,13 @@ from neffcache.cli.options import Output, job_options, open_to_run, output_optio
     help="What a rank does with a graph that has no artifact, as in run.",
 )
 @job_options
+@trust_options
 @store_option
 @output_options
 def command(
     config: str,
     on_miss: str,
+    trust: Trust,
     directory: str | None,
     choose: Callable[[str], Any],
     output: Output,
@@ -38,7 +43,8 @@ def command(
     from neffcache.cli.progress import Lines
     from neffcache.flows.env import env
 
-    ready, own = env(choose(config), open_to_run(directory), os.environ, on_miss=on_miss, progress=Lines(output))
+    store = open_to_run(directory)
+    ready, own = env(choose(config), store, os.environ, on_miss=on_miss, progress=Lines(output), trust=trust)
     output.note(f"made {own} for this run; remove it when the run is over")
     if ready.command:
         output.note(f"command: {shlex.join(ready.command)}")

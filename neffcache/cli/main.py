@@ -19,12 +19,19 @@ VERBS = {
     "warm": "Trace, compile what is missing, write manifests.",
     "check": "HIT, PARTIAL, MISS or UNKNOWN.",
     "explain": "Why a configuration is not a HIT.",
+    "init": "For init containers: fetch a job's files and make its view.",
     "run": "Train from the warm cache, and prove it.",
     "env": "The exact environment that run would set.",
+    "pull": "Bring what a job needs from the remote.",
+    "push": "Send what a job needs to the remote.",
     "ls": "What the store holds.",
     "show": "One manifest, graph record or ref.",
     "verify": "Hash everything in the store again.",
     "doctor": "Toolchain, device, stores, settings: what is here and what is wrong.",
+    "sign": "Sign what a store says about a configuration.",
+    "keygen": "Make a key pair to sign with.",
+    "export": "Write configurations into one file.",
+    "import": "Read such a file into the store.",
 }
 """Verb -> help line; each lives in the module of its name."""
 
@@ -46,7 +53,9 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"neffcache.cli.{cmd_name}").command
+        # `import` is a word of Python: its module is import_.
+        module = importlib.import_module(f"neffcache.cli.{cmd_name}{'_' if cmd_name == 'import' else ''}")
+        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -71,22 +71,28 @@ _JOB_OPTIONS = (
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The contract's options that make a request, as one `choose` argument: a config's name -> its Request."""
+    """The contract's options that make a request, as one `choose` argument: a config's name -> its Request.
+
+    `choose(config, versions)` is the request by ref: the toolchain is the one that was said, or that is installed.
+    """
 
     @functools.wraps(command)
     def with_job(*args: Any, **given: Any) -> Any:
         names = ("lnc", "target", "instance", "nodes", "world_size", "toolchain", "native", "sets", "options")
         chosen = {name: given.pop(name) for name in names}
 
-        def choose(config: str) -> Request:
+        def choose(config: str, versions: Sequence[str] | None = None) -> Request:
             from neffcache.compile.toolchains import choose as choose_toolchain
             from neffcache.flows.request import make_request
+            from neffcache.flows.resolve import said_toolchain
 
-            toolchain = choose_toolchain(chosen["toolchain"])
-            request = make_request(config, environ=os.environ, **{**chosen, "toolchain": toolchain})
-            if chosen["toolchain"] == "auto" and toolchain != "host" and request.placement.target == "cpu":
+            name = chosen["toolchain"]
+            toolchain = choose_toolchain(name) if versions is None else said_toolchain(name)
+            made = {**chosen, "toolchain": toolchain, "versions": versions or ()}
+            request = make_request(config, environ=os.environ, **made)
+            if name == "auto" and toolchain not in ("", "host") and request.placement.target == "cpu":
                 # A job for CPUs is one for the host, whatever else is installed.
-                return make_request(config, environ=os.environ, **{**chosen, "toolchain": "host"})
+                return make_request(config, environ=os.environ, **{**made, "toolchain": "host"})
             return request
 
         return command(*args, choose=choose, **given)
@@ -94,6 +100,54 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_JOB_OPTIONS):
         with_job = option(with_job)
     return with_job
+
+
+def ref_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--version-of as one `versions` argument: what a request by ref must say besides the options of a job."""
+
+    @click.option(
+        "--version-of",
+        "said",
+        multiple=True,
+        metavar="NAME=VERSION",
+        help="By ref: a version that the job was warmed with, as `neffcache show` tells; repeatable "
+        "[NEFFCACHE_VERSIONS].",
+    )
+    @functools.wraps(command)
+    def with_versions(*args: Any, said: tuple[str, ...], **given: Any) -> Any:
+        from neffcache.flows.settings import several
+
+        return command(*args, versions=several("versions", said, os.environ), **given)
+
+    return with_versions
+
+
+def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--require-signature and --min-serial as one `trust` argument."""
+
+    @click.option(
+        "--require-signature",
+        "keys",
+        multiple=True,
+        metavar="KEY",
+        help="Refuse what this public key did not sign: ed25519:... or a file; repeatable, one of them must have "
+        "[NEFFCACHE_REQUIRE_SIGNATURE].",
+    )
+    @click.option(
+        "--min-serial",
+        type=click.IntRange(0),
+        envvar="NEFFCACHE_MIN_SERIAL",
+        help="With --require-signature: refuse a ref with a smaller serial.",
+    )
+    @functools.wraps(command)
+    def with_trust(*args: Any, keys: tuple[str, ...], min_serial: int | None, **given: Any) -> Any:
+        from neffcache.flows.settings import several
+        from neffcache.flows.trust import trust_of
+
+        trust = trust_of(several("require_signature", keys, os.environ), min_serial)
+        return command(*args, trust=trust, **given)
+
+    return with_trust
 
 
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:

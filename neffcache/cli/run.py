@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option
+from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
+from neffcache.cli.remote import POLICY, URL_HELP, remote_options
+
+if TYPE_CHECKING:
+    from neffcache.flows.trust import Trust
 
 
 @click.command(
@@ -29,7 +33,12 @@ from neffcache.cli.options import Output, job_options, open_to_run, output_optio
 )
 @click.option("--steps", type=click.IntRange(1), help="Training steps (without a COMMAND).")
 @click.option("--dump-folder", type=click.Path(path_type=Path), help="TorchTitan's output [default: a temporary one].")
+@click.option("--pull", is_flag=True, help="Bring what lacks from the remote first.")
+@click.option("--remote", help=URL_HELP)
+@POLICY
+@remote_options(more=False)
 @job_options
+@trust_options
 @store_option
 @output_options
 def command(
@@ -38,8 +47,11 @@ def command(
     on_miss: str,
     steps: int | None,
     dump_folder: Path | None,
+    pull: bool,
+    trust: Trust,
     directory: str | None,
     choose: Callable[[str], Any],
+    settings: Callable[[], Any],
     output: Output,
 ) -> int:
     """Train CONFIG from the warm cache: TorchTitan under torchrun, or COMMAND unchanged.
@@ -57,7 +69,9 @@ def command(
         on_miss=on_miss,
         steps=steps,
         dump_folder=dump_folder,
+        remote=settings() if pull else None,
         progress=Lines(output),
+        trust=trust,
         # The job's own words never mix with the document on stdout.
         output=(lambda: sys.stderr) if output.json else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import click
 
 from neffcache.cli.options import Output, open_store, output_options, size, store_option
 from neffcache.cli.table import table
-from neffcache.flows.request import setting_text
+from neffcache.flows.request import setting_text, words
 
 if TYPE_CHECKING:
     from neffcache.store.local import LocalStore
@@ -39,7 +40,7 @@ def command(name: str, text: bool, directory: str | None, output: Output) -> int
     elif found.graph is not None:
         output.emit(document, _graph(found.graph))
     elif found.manifest is not None:
-        output.emit(document, _manifest(store, found.manifest))
+        output.emit(document, [*_manifest(store, found.manifest), *_ways(found.refs)])
     else:
         lines = [f"{name} was warmed as {len(found.refs)} requests; show one by its manifest:"]
         output.emit(document, [*lines, *_refs(found.refs)])
@@ -89,6 +90,10 @@ def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
         *(f"  MISSING {item.kind} {item.what}" for item in lacking),
         *([] if lacking else ["  everything that it names is in the store"]),
     ]  # fmt: skip
+
+
+def _ways(refs: Sequence[tuple[str, str, Ref]]) -> list[str]:
+    return [f"  without TorchTitan: neffcache init {shlex.join(words(ref.request))}" for _, _, ref in refs]
 
 
 def _phases(graphs: Mapping[str, Sequence[str]]) -> str:

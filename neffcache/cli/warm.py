@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 
 if TYPE_CHECKING:
+    from neffcache.errors import NeffcacheError
     from neffcache.flows.warm import WarmResult
 
 
@@ -18,7 +22,11 @@ if TYPE_CHECKING:
 @click.argument("configs", nargs=-1, metavar="CONFIG...")
 @click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
+@click.option("--sign-key", type=click.Path(path_type=Path), help="Sign each complete manifest with this private key.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
+@click.option("--push", is_flag=True, help="Send each manifest to the remote when it is made.")
+@click.option("--remote", help=URL_HELP)
+@remote_options(more=False, writing=True)
 @job_options
 @store_option
 @output_options
@@ -26,9 +34,12 @@ def command(
     configs: tuple[str, ...],
     every: bool,
     lint: bool,
+    sign_key: Path | None,
     jobs: int | None,
+    push: bool,
     directory: str | None,
     choose: Callable[[str], Any],
+    settings: Callable[[], Any],
     output: Output,
 ) -> int:
     """Trace CONFIG at its real world size, compile each graph that has no record, and write its manifest.
@@ -38,13 +49,18 @@ def command(
     """
     from neffcache.cli.progress import progress_of
     from neffcache.errors import CompileFailed, NeffcacheError
-    from neffcache.flows.warm import warm
+    from neffcache.flows.request import words
+    from neffcache.flows.trust import sign
+    from neffcache.flows.warm import CHANNEL, warm
     from neffcache.flows.warmers import known
+    from neffcache.store.signing import private_key
 
     names = list(configs) or (list(known(os.environ)) if every else [])
     if not names:
         raise click.UsageError("give a CONFIG, or --all")
+    key = None if sign_key is None else private_key(sign_key)
     store = open_store(directory, writable=True)
+    sending = Sending(settings(), store, output) if push else None
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     worst: NeffcacheError | None = None
@@ -54,6 +70,8 @@ def command(
                 if lint:
                     _lint(choose(name), output)
                 result = warm(choose(name), store, os.environ, jobs=jobs, progress=progress)
+                if key is not None and result.complete and result.ref is not None:
+                    sign(store, key, CHANNEL, result.ref)
             except NeffcacheError as fault:
                 if len(names) == 1:
                     raise
@@ -62,6 +80,9 @@ def command(
                 worst = worst or fault
                 continue
         documents.append(result.to_json())
+        if sending is not None and result.manifest is not None:
+            documents[-1]["push"], kept_back = sending.send(name, result.job.key.cache_key)
+            worst = worst or kept_back
         graphs = result.to_json()["graphs"]
         lines.append(
             f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "
@@ -72,6 +93,10 @@ def command(
         lines.append(f"  job key {result.job.key.cache_key}")
         if result.native is not None:
             lines.append(f"  {result.native.describe()}")
+        if result.ref is not None:
+            lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}")
+            if key is not None and result.complete:
+                lines.append(f"  signed by {key.public.signer}")
         for failure in result.failures:
             output.note(f"failed: {failure.message}")
         if result.failed and worst is None:
@@ -90,6 +115,36 @@ def _seconds(result: WarmResult) -> str:
     if result.native is not None:
         return f"recorded in {result.native.record_seconds:.1f} s, replayed in {result.native.replay_seconds:.1f} s"
     return f"trace {result.trace_seconds:.1f} s, compile {result.compile_seconds:.1f} s"
+
+
+class Sending:
+    """Pushes of one warm. Who may not write is asked once; the rest is warmed all the same."""
+
+    def __init__(self, settings: Any, store: Any, output: Output) -> None:
+        self._remote, self._store, self._output = settings.open(), store, output
+        self._refused: NeffcacheError | None = None
+
+    def send(self, name: str, cache_key: str) -> tuple[dict[str, Any], NeffcacheError | None]:
+        """The document of one push, and what kept it from being whole."""
+        from neffcache.errors import NeffcacheError
+        from neffcache.flows.push import of_key, push
+        from neffcache.flows.remote import accounts
+
+        fault = self._refused
+        document: dict[str, Any] = {}
+        if fault is None:
+            source = of_key(self._store, cache_key, name)
+            try:
+                with transfer_of(self._output) as progress:
+                    pushed = push(self._remote, self._store, [source] if source else [], progress=progress)
+                document, fault = {**pushed.to_json(), **accounts(self._remote)}, pushed.fault()
+                self._output.note(f"push: {summary(document)}")
+            except NeffcacheError as error:
+                fault = self._refused = error
+        if fault is not None:
+            self._output.note(f"push of {name} failed: {fault.message}")
+            document["error"] = fault.to_json()
+        return document, fault
 
 
 def _lint(request: Any, output: Output) -> None:

@@ -1,7 +1,8 @@
 """Check: whether the store can serve a job, by its key where TorchTitan can be asked, by a ref otherwise.
 
-A key proves that the manifest is this job's. A ref proves only that somebody warmed this request: what the request
-means today (another TorchTitan, another compiler) is not asked. A fault of the store is raised, never called a miss.
+A key proves that the manifest is this job's. A ref proves only that somebody warmed this request, every word of it
+with the versions of TorchTitan and the toolchain: whether the training will be that job, only the training process
+proves. A fault of the store is raised, never called a miss.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from typing import Any, Literal
 from neffcache.errors import StoreFault
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, resolve
+from neffcache.flows.trust import NOBODY, Trust, check_content, check_manifest, statement_of
 from neffcache.flows.warm import CHANNEL, current_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.key.canonical import canonical_json
+from neffcache.key.compare import differences
 from neffcache.store import layout
 from neffcache.store.local import LocalStore, Missing
-from neffcache.store.records import Manifest
+from neffcache.store.records import Manifest, Ref
 
 State = Literal["HIT", "PARTIAL", "MISS", "UNKNOWN"]
+
+UNPROVED = "not yet proved: by ref; the training process proves that it is this job"
+"""What a HIT by ref says of itself."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,26 @@ def missing_json(missing: tuple[Missing, ...]) -> list[dict[str, Any]]:
 
 
 def check(
-    request: Request, store: LocalStore, environ: Mapping[str, str], *, by_ref: bool = False, verify: bool = False
+    request: Request,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    *,
+    by_ref: bool = False,
+    verify: bool = False,
+    trust: Trust = NOBODY,
 ) -> Checked:
     """The state of one request. `verify` hashes every file of the manifest too.
 
-    Raises StoreFault for a store that cannot be read, and for damage that hashing finds; Usage, Unsupported when
-    TorchTitan refuses the request.
+    Raises StoreFault for a store that cannot be read, and for damage that hashing finds; Mismatch for a HIT that nobody
+    in `trust` signed; Usage, Unsupported when TorchTitan refuses the request.
     """
     if by_ref:
-        return check_ref(request, store, verify=verify)
+        return check_ref(request, store, verify=verify, trust=trust)
     with scratch(aside(environ)) as place:
-        return check_job(resolve(request, environ, place), store, verify=verify)
+        found = check_job(resolve(request, environ, place), store, verify=verify)
+    if found.state == "HIT" and found.manifest is not None:
+        check_manifest(trust, found.manifest, store.signatures, store.get_graph)
+    return found
 
 
 def check_job(job: Job, store: LocalStore, *, verify: bool = False) -> Checked:
@@ -83,20 +98,40 @@ def check_job(job: Job, store: LocalStore, *, verify: bool = False) -> Checked:
     return _without_manifest(Checked(config, "MISS", "key", key), pointer.manifest)
 
 
-def check_ref(request: Request, store: LocalStore, *, verify: bool = False) -> Checked:
-    """The state of a request as it was typed: the ref of its digest, whose whole request document must be this one."""
+def check_ref(request: Request, store: LocalStore, *, verify: bool = False, trust: Trust = NOBODY) -> Checked:
+    """The state of a request as it was typed: the ref of its digest, whose whole request document must be this one.
+
+    What is not said counts as unknown. Raises StoreFault, Mismatch for a ref that nobody in `trust` signed.
+    """
     config = request.config
-    ref = store.ref(CHANNEL, config, request.digest)
-    if ref is None:
-        return Checked(config, "UNKNOWN", "ref", reason="nobody warmed this request into this store")
-    if canonical_json(ref.request) != canonical_json(request.to_json()):
-        return Checked(config, "UNKNOWN", "ref", reason="the ref of this name is another request's")
+    ref = None if request.unsaid else store.ref(CHANNEL, config, request.digest)
+    if ref is None or (foreign := another(request, ref)):
+        reason = unknown(request, store) if ref is None else foreign
+        return Checked(config, "UNKNOWN", "ref", reason=reason)
+    statement = statement_of(trust, CHANNEL, ref, store.signatures)
     found = store.get_manifest(ref.manifest)
     if found is None:
         return _without_manifest(Checked(config, "MISS", "ref", ref.cache_key), ref.manifest)
     if found.cache_key != ref.cache_key:
         return Checked(config, "UNKNOWN", "ref", reason="the ref names a manifest of another job key")
-    return _judged(store, Checked(config, "HIT", "ref", ref.cache_key, found), verify=verify)
+    judged = _judged(store, Checked(config, "HIT", "ref", ref.cache_key, found, reason=UNPROVED), verify=verify)
+    if judged.state == "HIT":
+        check_content(statement, found, store.get_graph)
+    return judged
+
+
+def another(request: Request, ref: Ref) -> str:
+    """Why a ref is not this request's, "" when it is."""
+    same = canonical_json(dict(ref.request)) == canonical_json(request.named())
+    return "" if same else "the ref of this name is another request's"
+
+
+def unknown(request: Request, store: LocalStore) -> str:
+    """Why a request has no ref: what was not said, and where the nearest one of the store differs."""
+    said = f"not said: {', '.join(request.unsaid)}" if request.unsaid else "nobody warmed this request into this store"
+    others = [ref.request for _, ref in store.refs(CHANNEL) if ref.config == request.config]
+    near = min((differences(request.named(), other) for other in others), key=len, default=[])
+    return said + (f"; the nearest that was warmed: {', '.join(map(str, near[:6]))}" if near else "")
 
 
 def refuse_damage(store: LocalStore, manifest: Manifest) -> None:

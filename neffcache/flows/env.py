@@ -13,6 +13,7 @@ from neffcache.errors import StoreFault
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import first_line, resolve
 from neffcache.flows.run import Prepared, check_environment, manifest_to_run, prepare
+from neffcache.flows.trust import NOBODY, Trust, check_manifest
 from neffcache.flows.warm import Progress
 from neffcache.flows.workers import aside, scratch
 from neffcache.store.local import LocalStore
@@ -30,6 +31,7 @@ def env(
     command: Sequence[str] = (),
     on_miss: str = "fail",
     progress: Progress | None = None,
+    trust: Trust = NOBODY,
 ) -> tuple[Prepared, Path]:
     """What a launch needs, and the directory that was made for it: <store>/runs/<manifest id>-<random>/.
 
@@ -42,6 +44,7 @@ def env(
         progress.note(first_line(request))
         job = resolve(request, environ, place)
         manifest = manifest_to_run(job, store, environ, on_miss, progress)
+        check_manifest(trust, manifest, store.signatures, store.get_graph)
     own = _directory(store, manifest, environ)
     try:
         return prepare(job, manifest, store, own, environ=environ, command=command, on_miss=on_miss), own

@@ -143,6 +143,21 @@ def find(store: LocalStore, name: str) -> Found:
     return _by_id(store, name)
 
 
+def refs_of(store: LocalStore, name: str | None = None) -> list[tuple[str, str, Ref]]:
+    """(channel, request digest, ref) of every ref, or of those that `name` means: a configuration, or the beginning of
+    a manifest id or job key. Raises StoreFault."""
+    found = [(channel, digest, ref) for channel in store.channels() for digest, ref in store.refs(channel)]
+    if name is None:
+        return found
+    begins = len(name) >= SHORTEST and not set(name) - HEX
+    return [
+        item
+        for item in found
+        if item[2].config == name
+        or (begins and (item[2].manifest.startswith(name) or item[2].cache_key.startswith(name)))
+    ]
+
+
 def _by_id(store: LocalStore, name: str) -> Found:
     manifests = _starting(store.manifest_ids(), name)
     graphs = _starting(store.graph_keys(), name)

@@ -8,9 +8,12 @@ from typing import Any
 
 from neffcache.errors import Usage
 from neffcache.flows.warmers import WarmerRun, find
-from neffcache.key.canonical import digest
+from neffcache.key.canonical import canonical_json, digest
 from neffcache.key.options import Options
 from neffcache.key.target import Placement, resolve_placement
+
+UNCOMPARED = frozenset({"python"})
+"""Versions that a request by ref does not name: a patch release of Python is in no key, its ABI is in the toolchain."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Request:
     """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form.
 
     `native`: the compiler's own cache is kept and served, where the toolchain could do either.
+    `versions` are those of TorchTitan and the toolchain, said by whoever asks by ref; by key TorchTitan is asked.
     """
 
     config: str
@@ -29,6 +33,7 @@ class Request:
     options: Options
     dropped: tuple[str, ...] = field(default=())
     native: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The semantic fields only: this document names a ref and may leave the machine."""
@@ -45,9 +50,54 @@ class Request:
             **({"native": True} if self.native else {}),
         }
 
+    def named(self, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The whole request, as a ref holds it and as its digest names it: with the versions, by default those said."""
+        said = self.versions if versions is None else versions
+        return {**self.to_json(), "versions": {name: said[name] for name in sorted(said) if name not in UNCOMPARED}}
+
     @property
     def digest(self) -> str:
-        return digest(self.to_json())
+        """The name of the ref that whoever says this asks for."""
+        return digest(self.named())
+
+    def means(self, named: Mapping[str, Any]) -> bool:
+        """Whether the request of a ref is this one, in everything that was said here."""
+        mine = self.named()
+        unsaid = {name for name in ("toolchain", "versions") if not mine[name]}
+        names = (mine.keys() | named.keys()) - unsaid
+        return all(canonical_json(mine.get(name)) == canonical_json(named.get(name)) for name in names)
+
+    @property
+    def unsaid(self) -> list[str]:
+        """What a request by ref must say and this one does not."""
+        return [
+            *([] if self.toolchain else ["--toolchain"]),
+            *([] if self.versions else ["--version-of torchtitan=... and of the toolchain"]),
+        ]
+
+
+def words(named: Mapping[str, Any]) -> list[str]:
+    """The arguments that make the request of a ref again, on a machine without TorchTitan."""
+    return [
+        str(named["config"]),
+        *("--target", str(named["target"]), "--lnc", str(named["lnc"]), "--world-size", str(named["world_size"])),
+        *("--toolchain", str(named["toolchain"])),
+        *(["--native"] if named.get("native") else []),
+        *(word for name, value in named.get("set", {}).items() for word in ("--set", f"{name}={value}")),
+        *(f"--option={token}" for token in named.get("options", ())),
+        *(word for name, text in named.get("versions", {}).items() for word in ("--version-of", f"{name}={text}")),
+    ]
+
+
+def parse_versions(pairs: Sequence[str]) -> dict[str, str]:
+    """`--version-of name=version` options; later ones win. Usage for one without a name or a version."""
+    versions: dict[str, str] = {}
+    for pair in pairs:
+        name, _, version = (part.strip() for part in pair.partition("="))
+        if not name or not version:
+            raise Usage(f"--version-of takes name=version, not {pair!r}", hint="--version-of torchtitan=0.3.0")
+        versions[name] = version
+    return versions
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -82,6 +132,7 @@ def make_request(
     toolchain: str = "host",
     options: Sequence[str] = (),
     native: bool = False,
+    versions: Sequence[str] = (),
     environ: Mapping[str, str],
 ) -> Request:
     """The request of these options, on top of the warmer's run of that name.
@@ -114,4 +165,5 @@ def make_request(
         dropped=tuple(f"{entry.option}: {entry.reason}" for entry in final.dropped),
         # A compiler that always owns its cache is asked the same with and without the flag.
         native=native and toolchain == "host",
+        versions=parse_versions(versions),
     )

@@ -13,7 +13,7 @@ from neffcache.compile.neuron import installation
 from neffcache.compile.neuron.environment import unread
 from neffcache.compile.stores import native_store
 from neffcache.compile.toolchain import NativeStore, Toolchain
-from neffcache.compile.toolchains import toolchain
+from neffcache.compile.toolchains import choose, toolchain
 from neffcache.errors import Unsupported, Usage
 from neffcache.flows.remembered import ask
 from neffcache.flows.request import Request
@@ -94,6 +94,13 @@ def toolchain_of(request: Request) -> Toolchain:
 def first_line(request: Request) -> str:
     """What every command that uses a toolchain says first, so that nobody can take a host artifact for a NEFF."""
     return toolchain_of(request).first_line
+
+
+def said_toolchain(name: str) -> str:
+    """`host` or `neuron` for a request by ref, which needs neither: for `auto` the installed one, "" when none is."""
+    if name != "auto":
+        return name
+    return "neuron" if choose("auto") == "neuron" else "host" if titan_installed() else ""
 
 
 def titan_installed() -> bool:

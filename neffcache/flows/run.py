@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from neffcache.compile.toolchain import NativeStore
-from neffcache.errors import Miss, Usage
+from neffcache.errors import Miss, RemoteFault, Usage
 from neffcache.flows.check import refuse_damage
 from neffcache.flows.gate import summary
 from neffcache.flows.launch import default_command, launch, refused_mark, run_environment
 from neffcache.flows.missed import keep_missed
 from neffcache.flows.native import Cast, blank_manifest, prove, refusal, used_keys
+from neffcache.flows.remote import RemoteSettings
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
+from neffcache.flows.trust import NOBODY, Trust, check_manifest
 from neffcache.flows.warm import Progress, current_manifest, warm
 from neffcache.flows.workers import aside, scratch
 from neffcache.runtime.report import MISSED, TEXTS, RankReport
 from neffcache.store.local import LocalStore
 from neffcache.store.native import added, collect, overlay
 from neffcache.store.records import Manifest
-from neffcache.store.view import View, materialise
+from neffcache.store.view import View, has_view, materialise
 
 ON_MISS = ("fail", "compile", "warn")
 
@@ -65,12 +67,14 @@ def run(
     on_miss: str = "fail",
     steps: int | None = None,
     dump_folder: Path | None = None,
+    remote: RemoteSettings | None = None,
     progress: Progress | None = None,
     output: Callable[[], Any] | None = None,
+    trust: Trust = NOBODY,
 ) -> dict[str, Any]:
-    """The contract's document of `run`; its `exit_code` says how it ended.
+    """The contract's document of `run`; its `exit_code` says how it ended. With a `remote` what lacks is pulled first.
 
-    Raises NeffcacheError for what keeps the job from being launched.
+    Raises NeffcacheError for what keeps the job from being launched, Mismatch for a manifest nobody in `trust` signed.
     """
     progress = progress or Progress()
     check_environment(environ)
@@ -87,7 +91,8 @@ def run(
         for entry in job.replaced:
             meaning = " (changes what the model computes)" if entry["changes_meaning"] else ""
             progress.note(f"replaced: {entry['what']} by {entry['by']}{meaning}")
-        manifest = manifest_to_run(job, store, environ, on_miss, progress)
+        manifest, on_miss = _manifest(job, store, environ, on_miss, remote, trust, progress)
+        check_manifest(trust, manifest, store.signatures, store.get_graph)
         ready = prepare(
             job,
             manifest,
@@ -135,7 +140,9 @@ def prepare(
     Without a `command` it is TorchTitan's under torchrun, or none at all on several nodes. Raises Miss, StoreFault.
     """
     partial = on_miss != "fail"
-    view = materialise(store, manifest, where=None if store.writable else place / "views", partial=partial)
+    # A read-only store may hold the view already, as one that `init` filled does.
+    own = store.writable or has_view(store, manifest)
+    view = materialise(store, manifest, where=None if own else place / "views", partial=partial)
     native, stores = job.native_store, view.path
     if native is not None and (native.overlay or partial):
         stores = overlay(store, manifest, place / "stores", partial=partial).path
@@ -277,6 +284,31 @@ def version_notes(job: Job, manifest: Manifest) -> list[str]:
         for name in ("runtime", "driver")
         if name in here and there.get(name, here[name]) != here[name]
     ]
+
+
+def _manifest(
+    job: Job,
+    store: LocalStore,
+    environ: Mapping[str, str],
+    on_miss: str,
+    remote: RemoteSettings | None,
+    trust: Trust,
+    progress: Progress,
+) -> tuple[Manifest, str]:
+    """The manifest to run after a pull, and what a miss then means. Raises the remote's fault where it is to blame."""
+    fault: RemoteFault | None = None
+    if remote is not None:
+        from neffcache.flows.fetching import bring
+
+        fault = bring(remote, store, job, progress, trust)
+        if fault is not None and remote.on_remote_error == "compile":
+            on_miss = "compile"
+    try:
+        return manifest_to_run(job, store, environ, on_miss, progress), on_miss
+    except Miss:
+        if fault is not None:
+            raise fault from None  # the store is cold because the remote failed: that is no miss
+        raise
 
 
 def _texts(store: LocalStore, manifest: Manifest, directory: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,22 @@ KNOWN = {
     "jobs": "NEFFCACHE_JOBS",
     "warmers": "NEFFCACHE_WARMERS",
     "resolve_cache": "NEFFCACHE_RESOLVE_CACHE",
+    "versions": "NEFFCACHE_VERSIONS",
+    "require_signature": "NEFFCACHE_REQUIRE_SIGNATURE",
+    "remote": "NEFFCACHE_REMOTE",
+    "channel": "NEFFCACHE_CHANNEL",
+    "on_remote_error": "NEFFCACHE_ON_REMOTE_ERROR",
+    "remote_timeout": "NEFFCACHE_REMOTE_TIMEOUT",
+    "transfers": "NEFFCACHE_TRANSFERS",
+    "region": "NEFFCACHE_REGION",
+    "endpoint_url": "NEFFCACHE_ENDPOINT_URL",
+    "path_style": "NEFFCACHE_PATH_STYLE",
+    "anonymous": "NEFFCACHE_ANONYMOUS",
+    "requester_pays": "NEFFCACHE_REQUESTER_PAYS",
+    "sse": "NEFFCACHE_SSE",
+    "kms_key": "NEFFCACHE_KMS_KEY",
 }
+"""Name in the settings file -> variable; what is about S3 and not said here is boto3's own business."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +69,23 @@ def setting(
     """One setting by its precedence."""
     variable = KNOWN[name]
     if option is not None:
-        return Setting(name, str(option), f"--{name}")
+        return Setting(name, str(option), f"--{name.replace('_', '-')}")
     if environ.get(variable):
         return Setting(name, environ[variable], variable)
     document = read_file(directory or Path.cwd())
     if name in document:
-        return Setting(name, str(document[name]), FILE)
+        value = document[name]
+        return Setting(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value), FILE)
     return Setting(name, default, "default")
+
+
+def several(name: str, given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """A setting of many values: those of a repeated option, else those of the variable or the settings file, which
+    stand there one a line or with semicolons between them (a version may hold commas)."""
+    if given:
+        return list(given)
+    text = setting(name, None, environ, "").value
+    return [part.strip() for part in re.split(r"[;\n]", text) if part.strip()]
 
 
 def store_root(option: object, environ: Mapping[str, str]) -> Setting:

@@ -19,6 +19,7 @@ from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
+from neffcache.key.canonical import digest
 from neffcache.store.index import Cost
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count
@@ -43,11 +44,12 @@ class Progress:
 class WarmResult:
     """The contract's document of `warm`; total = hit + compiled + failed + skipped.
 
-    `manifest` is what the store has now, `candidate` what was traced, stored or not.
+    `manifest` is what the store has now and `ref` its name there, `candidate` what was traced, stored or not.
     """
 
     job: Job
     manifest: Manifest | None = None
+    ref: Ref | None = None
     candidate: Manifest | None = None
     total: int = 0
     hit: int = 0
@@ -85,6 +87,8 @@ class WarmResult:
             "peak_rss_bytes": self.peak_rss_bytes,
             "manifest": None if self.manifest is None else self.manifest.id,
             "complete": self.complete,
+            "request": None if self.ref is None else dict(self.ref.request),
+            "serial": None if self.ref is None else self.ref.serial,
             "not_captured": {"operators": sum(self.eager.values()), "distinct": len(self.eager)},
             "replaced": list(self.job.replaced),
             "warnings": list(self.job.warnings),
@@ -121,11 +125,11 @@ def warm(
         if known is not None and known.complete and not store.missing(known):
             result.manifest, result.complete = known, True
             result.total = result.hit = graph_count(known)
-            _name(store, job, known)
+            result.ref = _name(store, job, known)
             progress.note(f"nothing to do: {result.total} graphs are there")
         elif job.native_store is not None:
             found = warm_native(job, store, environ, place, seed=known, note=progress.note)
-            _name(store, job, found.manifest)
+            result.ref = _name(store, job, found.manifest)
             result.native, result.manifest, result.candidate, result.complete = found, *[found.manifest] * 2, True
             result.total, result.hit, result.compiled = found.graphs, found.hit, found.graphs - found.hit
             result.compile_seconds = found.record_seconds
@@ -180,7 +184,7 @@ def _build(
         result.manifest = store.put_manifest(candidate)
         if result.complete or current_manifest(store, job) is None:
             store.set_pointer(job.key.cache_key, result.manifest.id)
-            _name(store, job, result.manifest)
+            result.ref = _name(store, job, result.manifest)
 
 
 def usable(store: LocalStore, key: str) -> bool:
@@ -284,14 +288,25 @@ def _manifest(job: Job, traced: TracedJob, *, complete: bool) -> Manifest:
     )
 
 
-def _name(store: LocalStore, job: Job, made: Manifest) -> None:
-    request = job.request
-    store.put_ref(
-        CHANNEL,
-        request.config,
-        request.digest,
-        Ref(request=request.to_json(), cache_key=job.key.cache_key, manifest=made.id, config=request.config),
-    )
+def _name(store: LocalStore, job: Job, made: Manifest) -> Ref:
+    named, config = job.request.named(job.versions), job.request.config
+    name = digest(named)
+    try:
+        known = store.ref(CHANNEL, config, name)
+    except Damaged:
+        known = None
+    ref = Ref(named, job.key.cache_key, made.id, config, next_serial(known, made.id))
+    return store.put_ref(CHANNEL, config, name, ref)
+
+
+def next_serial(known: Ref | None, manifest_id: str) -> int:
+    """The serial of a ref that names a manifest from now on: seconds since 1970, and always more than before.
+
+    So machines that never meet still agree on which of their refs is newer, as far as their clocks do.
+    """
+    if known is not None and known.manifest == manifest_id and known.serial:
+        return known.serial
+    return max(int(time.time()), known.serial + 1 if known is not None else 1)
 
 
 def replay(

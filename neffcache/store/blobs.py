@@ -6,8 +6,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,9 +14,11 @@ from neffcache.errors import Miss, StoreFault
 from neffcache.key.canonical import sha256_hex
 from neffcache.store import layout
 from neffcache.store.files import (
+    Bytes,
     Identity,
     Written,
     flush_directory,
+    flush_each,
     flush_file,
     hash_regular,
     names,
@@ -34,7 +35,6 @@ from neffcache.store.records import Damaged
 from neffcache.store.root import Root
 
 MODE = 0o444
-FLUSHERS = 8  # fsync waits for the journal, not for a core: several at once share one commit
 
 # A file that was modified this recently could change again without a visible change of its time.
 SETTLED_NS = 1_000_000_000
@@ -173,15 +173,9 @@ class Batch:
 
     def put_file(self, source: Path) -> str:
         """The same for a file, read once in pieces of a fixed size. Raises Miss when it is absent, StoreFault."""
-        descriptor = open_regular(source)
-        if descriptor is None:
-            raise Miss(f"there is no file {source} to store", details={"path": str(source)})
-        try:
-            return self.put_chunks(_reading(source, descriptor))
-        finally:
-            os.close(descriptor)
+        return self.put_chunks(read_file(source))
 
-    def put_chunks(self, chunks: Iterable[bytes], *, expect: str | None = None) -> str:
+    def put_chunks(self, chunks: Iterable[Bytes], *, expect: str | None = None) -> str:
         """The same for a stream; errors of the stream pass through.
 
         Raises Damaged, and stores nothing, when the SHA-256 is not the `expect`ed one.
@@ -203,11 +197,11 @@ class Batch:
     def finish(self) -> None:
         """Flush every file, publish all, flush the directories. Raises StoreFault; then nothing is half-written."""
         written = list(self._written.values())
-        _each(flush_file, [item.path for item in written])
+        flush_each(flush_file, [item.path for item in written])
         for item in written:
             self._blobs.adopt(item)
         folders = {self._blobs.expected_path(item.sha256).parent for item in written}
-        _each(flush_directory, [*sorted(folders), *({self._blobs.root.path / layout.BLOBS} if folders else ())])
+        flush_each(flush_directory, [*sorted(folders), *({self._blobs.root.path / layout.BLOBS} if folders else ())])
 
     def discard(self) -> None:
         """Remove what was not published."""
@@ -215,20 +209,18 @@ class Batch:
             remove(item.path)
 
 
-def _reading(source: Path, descriptor: int) -> Iterator[bytes]:
-    chunks = read_chunks(descriptor)
-    while True:
-        with storage("reading", source):
-            chunk = next(chunks, b"")
-        if not chunk:
-            return
-        yield chunk
-
-
-def _each(flush: Callable[[Path], None], paths: list[Path]) -> None:
-    if len(paths) < FLUSHERS:
-        for path in paths:
-            flush(path)
-        return
-    with ThreadPoolExecutor(FLUSHERS) as pool:
-        list(pool.map(flush, paths))
+def read_file(source: Path) -> Iterator[bytes]:
+    """A regular file in pieces of a fixed size. Raises Miss when it is absent, StoreFault."""
+    descriptor = open_regular(source)
+    if descriptor is None:
+        raise Miss(f"there is no file {source} to store", details={"path": str(source)})
+    try:
+        chunks = read_chunks(descriptor)
+        while True:
+            with storage("reading", source):
+                chunk = next(chunks, b"")
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        os.close(descriptor)

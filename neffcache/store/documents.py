@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic
 
@@ -11,6 +11,8 @@ from neffcache.store import layout
 from neffcache.store.files import (
     Identity,
     flush_directory,
+    flush_each,
+    flush_file,
     names,
     publish,
     read_regular,
@@ -71,6 +73,21 @@ class Documents(Generic[RecordT]):
         flush_directory(path.parent)
         return True
 
+    def publish_all(self, records: Sequence[RecordT]) -> list[bool]:
+        """The same for many, all flushed before the first is visible. Raises StoreFault."""
+        written: list[tuple[Path, Path]] = []
+        try:
+            for record in records:
+                written.append(self._write(record, flush=False))
+            flush_each(flush_file, [temporary for temporary, _ in written])
+            published = [publish(temporary, path) for temporary, path in written]
+        finally:
+            for temporary, _ in written:
+                remove(temporary)
+        for folder in {path.parent for _, path in written}:
+            flush_directory(folder)
+        return published
+
     def replace(self, record: RecordT) -> None:
         """Write a record over whatever has its name; readers see the old or the new one. Raises StoreFault."""
         temporary, path = self._write(record)
@@ -109,11 +126,11 @@ class Documents(Generic[RecordT]):
         except Damaged as error:
             raise self._damaged(path, identity, error) from error
 
-    def _write(self, record: RecordT) -> tuple[Path, Path]:
+    def _write(self, record: RecordT, *, flush: bool = True) -> tuple[Path, Path]:
         name, data = self.name_of(record), encode(record)
         self.check(name, data)  # what cannot be read back is never written
         path = self.root.place(name)
-        return write_temporary(self.root.temporary(), [data], MODE).path, path
+        return write_temporary(self.root.temporary(), [data], MODE, flush=flush).path, path
 
     def _damaged(self, path: Path, identity: Identity | None, error: Damaged) -> Damaged:
         moved = self.root.quarantine(path, identity)

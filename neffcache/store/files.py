@@ -13,6 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -21,8 +22,10 @@ from neffcache.errors import StoreFault
 from neffcache.store.records import Damaged
 
 T = TypeVar("T")
+Bytes = bytes | memoryview
 
 CHUNK = 1 << 20
+FLUSHERS = 8  # fsync waits for the journal, not for a core: several at once share one commit
 BACKDATED_NS = 2_000_000_000
 
 # Network file systems answer ESTALE after somebody else's rename and EBUSY after somebody else's unlink.
@@ -146,6 +149,19 @@ def hash_regular(path: Path) -> tuple[str, Identity] | None:
     raise Damaged(f"{path} changes while it is read", hint=hint, details={"path": str(path)})
 
 
+def hash_range(path: Path, start: int, size: int) -> str:
+    """SHA-256 of `size` bytes of a file. Raises StoreFault, also when it is shorter."""
+    sha, left = hashlib.sha256(), size
+    with storage("reading", path), path.open("rb") as file:
+        file.seek(start)
+        while left and (chunk := file.read(min(CHUNK, left))):
+            sha.update(chunk)
+            left -= len(chunk)
+    if left:
+        raise StoreFault(f"{path} became shorter while it was read", hint="find the program that writes to it")
+    return sha.hexdigest()
+
+
 class Written(NamedTuple):
     """A complete file under a temporary name."""
 
@@ -154,7 +170,7 @@ class Written(NamedTuple):
     identity: Identity
 
 
-def write_temporary(path: Path, chunks: Iterable[bytes], mode: int, *, flush: bool = True) -> Written:
+def write_temporary(path: Path, chunks: Iterable[Bytes], mode: int, *, flush: bool = True) -> Written:
     """Write a new file of exactly `chunks`; it is removed again when anything fails. Raises StoreFault.
 
     `flush=False` leaves the fsync to the caller, who must do it before anything names the file.
@@ -185,7 +201,7 @@ def write_temporary(path: Path, chunks: Iterable[bytes], mode: int, *, flush: bo
     return Written(path, sha.hexdigest(), identity)
 
 
-def _write_all(descriptor: int, chunk: bytes) -> None:
+def _write_all(descriptor: int, chunk: Bytes) -> None:
     view = memoryview(chunk)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -239,6 +255,16 @@ def remove(path: Path) -> None:
 def flush_file(path: Path) -> None:
     """fsync one file by its name. Raises StoreFault."""
     _flush(path, os.O_RDONLY)
+
+
+def flush_each(flush: Callable[[Path], None], paths: list[Path]) -> None:
+    """Flush many at once. Raises StoreFault."""
+    if len(paths) < FLUSHERS:
+        for path in paths:
+            flush(path)
+        return
+    with ThreadPoolExecutor(FLUSHERS) as pool:
+        list(pool.map(flush, paths))
 
 
 def flush_directory(path: Path) -> None:

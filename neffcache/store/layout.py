@@ -8,10 +8,12 @@ from urllib.parse import quote, unquote
 
 from neffcache.errors import Usage
 
-Kind = Literal["blob", "graph", "manifest", "key", "ref"]
+Kind = Literal["blob", "graph", "manifest", "key", "ref", "signature"]
 
 # Directories of a local store. Views, index, quarantine, tmp and locks exist only here, never in S3.
 BLOBS, GRAPHS, MANIFESTS, KEYS, REFS = "blobs/sha256", "graphs", "manifests", "keys", "refs"
+PACKS = "packs"  # only in a remote
+SIGNATURES = "signatures"  # a directory a manifest, made with its first signature
 VIEWS, INDEX, QUARANTINE, TMP, LOCKS = "views", "index", "quarantine", "tmp", "locks"
 DIRECTORIES = (TMP, BLOBS, GRAPHS, MANIFESTS, KEYS, REFS, VIEWS, QUARANTINE, LOCKS)  # tmp first: others are made in it
 
@@ -33,6 +35,11 @@ def blob_name(sha256: str) -> str:
     return f"{BLOBS}/{_full(_SHA256, sha256, 'a SHA-256')[:2]}/{sha256}"
 
 
+def pack_name(sha256: str) -> str:
+    """Raises Usage unless `sha256` is 64 hex digits."""
+    return f"{PACKS}/{_full(_SHA256, sha256, 'a SHA-256')[:2]}/{sha256}"
+
+
 def graph_name(compile_key: str) -> str:
     """Raises Usage unless `compile_key` is 32 hex digits."""
     return f"{GRAPHS}/{_full(_KEY, compile_key, 'a compile key')}.json"
@@ -46,6 +53,12 @@ def manifest_name(manifest_id: str) -> str:
 def pointer_name(cache_key: str) -> str:
     """Raises Usage unless `cache_key` is 32 hex digits."""
     return f"{KEYS}/{_full(_KEY, cache_key, 'a job key')}.json"
+
+
+def signature_name(manifest_id: str, signer: str) -> str:
+    """What one signer says about a manifest. Raises Usage unless these are 64 and 32 hex digits."""
+    folder = f"{SIGNATURES}/{_full(_SHA256, manifest_id, 'a manifest id')}"
+    return f"{folder}/{_full(_KEY, signer, 'a signer')}"
 
 
 def channel_name(channel: str) -> str:
@@ -79,7 +92,9 @@ def parse(name: str) -> Name | None:
     if _SHA256.fullmatch(last) and name == blob_name(last):
         return Name("blob", last)
     if last == stem:
-        return None
+        top, _, manifest_id = folder.partition("/")
+        signed = top == SIGNATURES and _SHA256.fullmatch(manifest_id) and _KEY.fullmatch(last)
+        return Name("signature", f"{manifest_id}/{last}") if signed else None
     if folder == MANIFESTS and _SHA256.fullmatch(stem):
         return Name("manifest", stem)
     if folder in (GRAPHS, KEYS) and _KEY.fullmatch(stem):

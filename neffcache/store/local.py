@@ -20,7 +20,7 @@ from neffcache.store.documents import Documents
 from neffcache.store.files import names, remove, storage
 from neffcache.store.needs import Missing as Missing
 from neffcache.store.pointers import Pointers
-from neffcache.store.records import Artifact, Damaged, Extra, GraphRecord, KeyPointer, Manifest, Ref
+from neffcache.store.records import Artifact, Damaged, Extra, GraphRecord, KeyPointer, Manifest, Ref, Signatures
 from neffcache.store.root import Root
 
 SWEEP_AGE = 86_400.0  # seconds; no write of ours takes a day
@@ -37,14 +37,14 @@ class LocalStore:
         self._pointers = Pointers(root)
 
     @classmethod
-    def open(cls, root: str | Path, *, writable: bool, given: bool = False) -> LocalStore:
-        """Open the store at `root`, creating it (mode 0700) only when `writable`.
+    def open(cls, root: str | Path, *, writable: bool, given: bool = False, mode: int = 0o700) -> LocalStore:
+        """Open the store at `root`, creating it (with `mode`) only when `writable`.
 
         `given` says that the user named the directory (option, variable, settings file): it may then be shared, owned
         by somebody else, or a mounted volume. A default place that could be somebody else's is refused.
         A root that is absent and not `writable` is an empty store. Raises StoreFault.
         """
-        return cls(Root.open(Path(root), writable=writable, given=given))
+        return cls(Root.open(Path(root), writable=writable, given=given, mode=mode))
 
     @property
     def root(self) -> Path:
@@ -142,6 +142,17 @@ class LocalStore:
             return existing
         raise StoreFault(f"the record of graph {record.compile_key} cannot be written", hint="run `neffcache verify`")
 
+    def put_graphs(self, records: Sequence[GraphRecord]) -> None:
+        """Store many graph records with one flush; of those whose names are taken the one that counts stays.
+
+        Raises StoreFault, also when a blob that a record names is not here yet.
+        """
+        for record in records:
+            self._need(self._graph_lacks(record), f"graph {record.compile_key}")
+        for record, written in zip(records, self._graphs.publish_all(records), strict=True):
+            if not written:
+                self.put_graph(record)
+
     def get_graph(self, compile_key: str) -> GraphRecord | None:
         """The record, or None when absent. Raises Damaged (after quarantine), StoreFault."""
         return self._graphs.read(layout.graph_name(compile_key))
@@ -203,9 +214,12 @@ class LocalStore:
         """Every good pointer; damaged ones are logged and quarantined. Raises StoreFault."""
         return self._pointers.keys.all(layout.KEYS)
 
-    def put_ref(self, channel: str, config: str, request_digest: str, ref: Ref) -> None:
-        """Write a ref over an older one of the same request. Raises Bug for a ref of another config, StoreFault."""
-        self._pointers.put_ref(channel, config, request_digest, ref)
+    def put_ref(self, channel: str, config: str, request_digest: str, ref: Ref) -> Ref:
+        """Write a ref over one of the same request that is not newer; the one that counts now.
+
+        Raises Bug for a ref of another config, StoreFault.
+        """
+        return self._pointers.put_ref(channel, config, request_digest, ref)
 
     def ref(self, channel: str, config: str, request_digest: str) -> Ref | None:
         """The ref, or None when absent. Raises Damaged (after quarantine), StoreFault."""
@@ -219,6 +233,14 @@ class LocalStore:
     def channels(self) -> list[str]:
         """The names of all channels. Raises StoreFault."""
         return self._pointers.channels()
+
+    def put_signatures(self, made: Signatures) -> Signatures:
+        """Add what a signer says about a manifest of this store to what it said before; all. Raises StoreFault."""
+        return self._pointers.put_signatures(made)
+
+    def signatures(self, manifest_id: str, signer: str) -> Signatures | None:
+        """What a signer says about a manifest, or None. Raises Damaged (after quarantine), StoreFault."""
+        return self._pointers.signatures.read(layout.signature_name(manifest_id, signer))
 
     # What a manifest needs
 
@@ -254,6 +276,8 @@ class LocalStore:
             return self._manifests.read_bytes(key)
         if name.kind == "key":
             return self._pointers.keys.read_bytes(key)
+        if name.kind == "signature":
+            return self._pointers.signatures.read_bytes(key)
         channel, _, stem = name.id.partition("/")
         return self._pointers.documents(channel, stem.rpartition("-")[2]).read_bytes(key)
 
@@ -275,7 +299,7 @@ class LocalStore:
         if name.kind == "manifest":
             manifest = self._manifests.check(key, data)
             return self.put_manifest(manifest) is manifest and not before
-        raise Bug(f"{key} can change: use set_pointer or put_ref")
+        raise Bug(f"{key} can change: use set_pointer, put_ref or put_signatures")
 
     def exists(self, key: str) -> bool:
         """Whether something has that name; the content is not read. Raises StoreFault, Usage for a foreign name."""
@@ -291,7 +315,9 @@ class LocalStore:
         """The names in the layout of everything of one kind, in order; orphans are left out. Raises StoreFault."""
         if kind == "blob":
             return [layout.blob_name(sha256) for sha256 in self.blobs()]
-        if kind == "ref":
+        if kind == "signature":
+            folders = [f"{layout.SIGNATURES}/{name}" for name in names(self.root / layout.SIGNATURES)]
+        elif kind == "ref":
             folders = [layout.channel_name(channel) for channel in self.channels()]
         else:
             folders = [{"graph": layout.GRAPHS, "manifest": layout.MANIFESTS, "key": layout.KEYS}[kind]]

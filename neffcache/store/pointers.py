@@ -1,4 +1,4 @@
-"""The only files of a store that change: the current manifest of a job key, and the refs of a channel."""
+"""The files of a store that change: the current manifest of a job key, the refs of a channel, and signatures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from neffcache.errors import Bug, StoreFault
 from neffcache.store import layout
 from neffcache.store.documents import Documents
 from neffcache.store.files import names
-from neffcache.store.records import Extra, KeyPointer, Ref
+from neffcache.store.records import Extra, KeyPointer, Ref, Signatures
 from neffcache.store.root import Root, log
 
 
@@ -16,6 +16,7 @@ class Pointers:
     def __init__(self, root: Root) -> None:
         self.root = root
         self.keys = Documents(root, KeyPointer, lambda item: layout.pointer_name(item.cache_key))
+        self.signatures = Documents(root, Signatures, lambda item: layout.signature_name(item.manifest, item.signer))
 
     def set(self, cache_key: str, manifest_id: str, extra: Extra | None = None) -> KeyPointer:
         """Point a job key at a manifest of this store. Raises StoreFault when the manifest is not here."""
@@ -35,13 +36,32 @@ class Pointers:
             self.keys.replace(KeyPointer(cache_key, manifest_id))
             return True
 
-    def put_ref(self, channel: str, config: str, request_digest: str, ref: Ref) -> None:
-        """Write a ref over an older one of the same request. Raises Bug for a ref of another config, StoreFault."""
+    def put_ref(self, channel: str, config: str, request_digest: str, ref: Ref) -> Ref:
+        """Write a ref over one of the same request that is not newer; the one that counts now.
+
+        Raises Bug for a ref of another config, StoreFault.
+        """
         if ref.config != config:
             raise Bug(f"a ref of {ref.config!r} was to be stored under {config!r}")
         self._need_manifest(ref.manifest)
+        documents = self.documents(channel, request_digest)
         with self.root.lock(f"ref-{request_digest[:2]}"):
-            self.documents(channel, request_digest).replace(ref)
+            current = documents.read_or_heal(layout.ref_name(channel, config, request_digest))
+            if current is not None and current.serial > ref.serial:
+                return current
+            documents.replace(ref)
+        return ref
+
+    def put_signatures(self, made: Signatures) -> Signatures:
+        """Add the statements of a signer to those that are here; all of them. Raises StoreFault."""
+        self._need_manifest(made.manifest)
+        name = layout.signature_name(made.manifest, made.signer)
+        with self.root.lock(f"signature-{made.manifest[:2]}"):
+            current = self.signatures.read_or_heal(name)
+            united = made if current is None else current.united(made)
+            if united is not current:
+                self.signatures.replace(united)
+            return united
 
     def refs(self, channel: str) -> list[tuple[str, Ref]]:
         """(request digest, ref) of every good ref of a channel; others are logged. Raises StoreFault."""

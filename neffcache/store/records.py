@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
@@ -24,7 +24,8 @@ from neffcache.store.ranks import has_rank, ranges
 SCHEMA = 1
 
 # Left out of a manifest's id: when, where and how fast, so that the same content has the same id everywhere.
-UNCOUNTED = frozenset({"id", "created", "host", "seconds", "peak_bytes", "measured", "seal"})
+# `packs` says where a remote keeps things, not what they are.
+UNCOUNTED = frozenset({"id", "created", "host", "seconds", "peak_bytes", "measured", "seal", "packs"})
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Key128 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -161,12 +162,16 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name in a channel for a manifest: the whole `request` that was typed, its job key and its manifest id."""
+    """A name in a channel for a manifest: the whole `request` that was typed, its job key and its manifest id.
+
+    `serial` grows whenever the ref comes to name another manifest, so that an older state can be told from a newer one.
+    """
 
     request: Mapping[str, Any]
     cache_key: Key128
     manifest: Sha256
     config: str
+    serial: Count = 0
     extra: Extra = field(default_factory=dict)
 
     sealed: ClassVar[bool] = True
@@ -197,6 +202,35 @@ class KeyPointer:
     def from_json(cls, document: object) -> Self:
         """Raises Damaged for a wrong type or a broken seal, StoreFault for an unknown schema."""
         return _convert(_opened(document, cls), cls)
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """What one signer says about one manifest; made and checked in `flows/trust.py`, kept here as it came.
+
+    Each statement is {"channel", "request", "cache_key", "serial", "graphs", "signature"} and what newer versions add.
+    `signer` is the beginning of the SHA-256 of the public key.
+    """
+
+    manifest: Sha256
+    signer: Key128
+    statements: tuple[Mapping[str, Any], ...]
+    extra: Extra = field(default_factory=dict)
+
+    sealed: ClassVar[bool] = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **_plain(self)}
+
+    @classmethod
+    def from_json(cls, document: object) -> Self:
+        """Raises Damaged for a wrong type or a broken seal, StoreFault for an unknown schema."""
+        return _convert(_opened(document, cls), cls)
+
+    def united(self, other: Signatures) -> Signatures:
+        """These statements and those of `other` that are not among them."""
+        new = tuple(item for item in other.statements if item not in self.statements)
+        return replace(self, statements=(*self.statements, *new)) if new else self
 
 
 class Record(Protocol):

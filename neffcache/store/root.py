@@ -34,12 +34,12 @@ class Root:
     directory_mode: int
 
     @classmethod
-    def open(cls, path: Path, *, writable: bool, given: bool) -> Root:
+    def open(cls, path: Path, *, writable: bool, given: bool, mode: int = 0o700) -> Root:
         """Check a root and, when `writable`, create what is missing; otherwise nothing is ever created.
 
         `given=False` is the default place of a user: refused when it is a symbolic link, is owned by somebody else or
         is world-writable without the sticky bit. `given=True` is a directory that the user named (a group's, a mounted
-        volume); it is taken as it is, its content is checked by digest.
+        volume); it is taken as it is, its content is checked by digest. `mode` is that of a root that is made here.
         Raises StoreFault.
         """
         path = Path(os.path.abspath(path))
@@ -48,7 +48,8 @@ class Root:
                 # The parents get the user's usual mode, the root its own.
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileExistsError):
-                    retrying(lambda: os.mkdir(path, 0o700))
+                    retrying(lambda: os.mkdir(path, mode))
+                    os.chmod(path, mode)  # whatever the umask
         with storage("opening", path):
             try:
                 status = retrying(lambda: os.stat(path) if given else os.lstat(path))

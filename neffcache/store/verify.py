@@ -9,9 +9,9 @@ from typing import Any, Literal
 from neffcache.errors import StoreFault
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Damaged, GraphRecord, KeyPointer, Manifest, Ref, decode
+from neffcache.store.records import Damaged, GraphRecord, KeyPointer, Manifest, Ref, Signatures, decode
 
-Kind = Literal["blobs", "graphs", "manifests", "keys", "refs"]
+Kind = Literal["blobs", "graphs", "manifests", "keys", "refs", "signatures"]
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def verify(store: LocalStore) -> Report:
         report.bytes += store.blob_size(sha256) or 0
         return True
 
-    def points(kind: Kind, record: type[KeyPointer] | type[Ref], name: str) -> bool:
+    def points(kind: Kind, record: type[KeyPointer] | type[Ref] | type[Signatures], name: str) -> bool:
         if (data := store.get(name)) is None:
             return False
         manifest = decode(record, data).manifest
@@ -93,6 +93,7 @@ def verify(store: LocalStore) -> Report:
     _each(report, "manifests", store.manifest_ids(), lambda name: _manifest(store, report, store.get_manifest(name)))
     _each(report, "keys", store.names("key"), lambda name: points("keys", KeyPointer, name))
     _each(report, "refs", store.names("ref"), lambda name: points("refs", Ref, name))
+    _each(report, "signatures", store.names("signature"), lambda name: points("signatures", Signatures, name))
     return report
 
 

@@ -98,6 +98,12 @@ def materialise(
         return View(path, manifest.id, ready)
 
 
+def has_view(store: LocalStore, manifest: Manifest) -> bool:
+    """Whether the store's own view of a manifest is there, whole and exact. Raises Damaged, StoreFault."""
+    wanted, ready = _wanted(store, manifest, partial=True)
+    return ready and _is_exact(store, store.root / layout.VIEWS / manifest.id, manifest, wanted, ready=True)
+
+
 def discard(view: View) -> None:
     """Remove a view or an overlay; what cannot be removed is left."""
     remove(view.path)

@@ -15,13 +15,18 @@ import pytest
 from neffcache.cli.main import main
 from neffcache.flows.request import Request, make_request
 from neffcache.flows.resolve import Job
-from neffcache.key.canonical import sha256_hex, xxh3_128_hex
+from neffcache.key.canonical import digest, sha256_hex, xxh3_128_hex
 from neffcache.key.job import job_key
 from neffcache.key.target import Mesh
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Artifact, GraphRecord, Manifest, RankClass, Ref, manifest
+from tests.store.conftest import child as child  # a fixture
 
 CONFIG = "llama3_debugmodel"
+VERSIONS = {"torch": "2.14.1", "torchtitan": "0.3.0", "compiler": "g++ 12"}
+SAID = [word for name, text in VERSIONS.items() for word in ("--version-of", f"{name}={text}")]
+"""The words that say by ref what the jobs here were warmed with."""
+BY_REF = ["--toolchain", "host", *SAID]
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ def put_job(
     complete: bool = True,
     known: bool = True,
     created: str = "2026-01-02T03:04:05+00:00",
+    serial: int = 7,
 ) -> Manifest:
     """The manifest of a job with a graph a word, its pointer and its ref. With `known` false no graph has a record."""
     keys = [put_graph(store, word).compile_key if known else xxh3_128_hex(word.encode()) for word in words]
@@ -128,8 +134,8 @@ def put_job(
         )
     )
     store.set_pointer(job.key.cache_key, made.id)
-    name = job.request.config
-    store.put_ref("current", name, job.request.digest, Ref(job.request.to_json(), job.key.cache_key, made.id, name))
+    name, named = job.request.config, job.request.named(job.versions)
+    store.put_ref("current", name, digest(named), Ref(named, job.key.cache_key, made.id, name, serial))
     return made
 
 

@@ -28,14 +28,35 @@ def commands() -> list[str]:
 
 def test_readme_shows_the_verbs_that_it_should() -> None:
     verbs = {line.split()[1] for line in commands()}
-    assert {"plan", "warm", "check", "run", "key", "explain", "ls", "show", "verify", "env"} <= verbs
+    assert {
+        "plan",
+        "warm",
+        "check",
+        "run",
+        "key",
+        "explain",
+        "ls",
+        "show",
+        "verify",
+        "env",
+        "sign",
+        "export",
+        "import",
+    } <= verbs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the shell: one line makes what the next one reads."""
+    return tmp_path_factory.mktemp("shell")
 
 
 @pytest.mark.parametrize("line", commands())
-def test_runs_as_written(line: str, warmed_8b: Warmed) -> None:
+def test_runs_as_written(line: str, warmed_8b: Warmed, place: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "neffcache.cli.main", *shlex.split(line)[1:]],
-        env={**os.environ, "NEFFCACHE_DIR": str(warmed_8b.root)},
+        env={**os.environ, "NEFFCACHE_DIR": str(warmed_8b.root), "PYTHONPATH": str(README.parent)},
+        cwd=place,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import pytest
 
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Ref
+from neffcache.store.records import Ref, Signatures
 from neffcache.store.verify import Report, verify
 
 pytestmark = pytest.mark.fast
@@ -17,6 +17,7 @@ def full(store: LocalStore, made) -> LocalStore:
     manifest = made.job(store, "one", "two")
     store.set_pointer(manifest.cache_key, manifest.id)
     store.put_ref("current", "a:b", "e" * 64, Ref({}, manifest.cache_key, manifest.id, "a:b"))
+    store.put_signatures(Signatures(manifest.id, "f" * 32, ({"serial": 1},)))
     return store
 
 
@@ -35,6 +36,7 @@ def test_a_good_store_is_good(full: LocalStore) -> None:
         "manifests": (1, 1, 0, 0, 0),
         "keys": (1, 1, 0, 0, 0),
         "refs": (1, 1, 0, 0, 0),
+        "signatures": (1, 1, 0, 0, 0),
     }
     assert report.bytes == 8_000
     assert report.to_json()["blobs"] == {"total": 4, "good": 4, "damaged": 0, "unreadable": 0, "gone": 0}
@@ -50,6 +52,7 @@ def test_every_damaged_thing_is_found_and_moved(full: LocalStore, made, flip) ->
         layout.manifest_name(manifest.id),
         layout.pointer_name(manifest.cache_key),
         layout.ref_name("current", "a:b", "e" * 64),
+        layout.signature_name(manifest.id, "f" * 32),
     ):
         (full.root / name).chmod(0o600)
         (full.root / name).write_bytes(b"")
@@ -57,7 +60,7 @@ def test_every_damaged_thing_is_found_and_moved(full: LocalStore, made, flip) ->
     assert {kind: counts[2] for kind, counts in totals(report).items()} == dict.fromkeys(report.tallies, 1)
     assert [item.kind for item in report.findings if item.state == "damaged" and item.quarantined] == [*report.tallies]
     assert ("absent", made.key("one"), f"blob {blob}") in [(i.state, i.name, i.message) for i in report.findings]
-    assert len(full.quarantined()) == 5
+    assert len(full.quarantined()) == 6
     assert report.bytes == 6_000
 
 

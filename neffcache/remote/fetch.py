@@ -1,0 +1,173 @@
+"""Blobs from a remote into a local store: in parallel, streaming, checked while the bytes pass, flushed by batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from neffcache.remote import errors
+from neffcache.remote.packs import Place, Span, spans
+from neffcache.remote.tier import RemoteStore
+from neffcache.remote.transfer import Progress, Tally, at_once
+from neffcache.store import layout
+from neffcache.store.blobs import Batch
+from neffcache.store.files import Bytes
+from neffcache.store.local import LocalStore
+from neffcache.store.records import Damaged
+
+BATCH = 256 << 20
+"""Bytes that become visible together. A killed pull loses at most two of these, and flushing one overlaps with the
+next one's transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A blob to fetch: its size in bytes, and its place when the remote keeps it in a pack."""
+
+    sha256: str
+    size: int
+    place: Place | None = None
+
+
+def fetch(remote: RemoteStore, store: LocalStore, wanted: Sequence[Want], tally: Tally, progress: Progress) -> None:
+    """Fetch blobs that the store lacks; they are on the disk and visible when this ends.
+
+    What cannot be had is a failure of the tally. Raises StoreFault, and Fault when the remote as a whole is gone.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="flush") as flusher:
+        flushing: list[Future[None]] = []
+        for part in _batches(wanted):
+            with ExitStack() as stack:
+                batch = stack.enter_context(store.batch())
+                fetched = _fetch(remote, batch, part, tally, progress)
+                for before in flushing:
+                    before.result()
+                kept = stack.pop_all()
+            flushing = [flusher.submit(_finish, kept, fetched, tally)]
+        for before in flushing:
+            before.result()
+
+
+def _finish(kept: ExitStack, fetched: list[Want], tally: Tally) -> None:
+    kept.close()  # flushes and publishes the batch
+    for want in fetched:
+        tally.sent(want.size)
+
+
+def _batches(wanted: Sequence[Want]) -> Iterator[list[Want]]:
+    """In an order that keeps the members of a pack together."""
+    part: list[Want] = []
+    total = 0
+    for want in sorted(wanted, key=lambda item: (item.place is None, item.place or (), -item.size)):
+        if part and total + want.size > BATCH:
+            yield part
+            part, total = [], 0
+        part.append(want)
+        total += want.size
+    if part:
+        yield part
+
+
+def _fetch(remote: RemoteStore, batch: Batch, part: Sequence[Want], tally: Tally, progress: Progress) -> list[Want]:
+    by_name = {layout.blob_name(want.sha256): want for want in part}
+    packed = spans({name: want.place for name, want in by_name.items() if want.place is not None})
+    units: list[Span | Want] = [*packed, *(want for want in part if want.place is None)]
+    units.sort(key=lambda unit: unit.start - unit.end if isinstance(unit, Span) else -unit.size)
+    done: list[Want] = []
+
+    def one(unit: Span | Want) -> None:
+        alone = [unit] if isinstance(unit, Want) else []
+        if isinstance(unit, Span):
+            got = _span(remote, batch, unit, progress)
+            done.extend(by_name[name] for name in got)
+            alone = [by_name[name] for name, _ in unit.members if name not in got]
+        for want in alone:
+            try:
+                _blob(remote, batch, want, progress)
+                done.append(want)
+            except errors.Fault as fault:
+                remote.client.patience.check()
+                tally.fail(layout.blob_name(want.sha256), fault)
+
+    at_once(remote.client.access.transfers, one, units)
+    return done
+
+
+def _span(remote: RemoteStore, batch: Batch, span: Span, progress: Progress) -> set[str]:
+    """The members that came whole and right; the others have to be fetched under their own names."""
+    got: set[str] = set()
+    stream = _Stream(remote.client.chunks(layout.pack_name(span.pack), span.start, span.end - span.start), span.start)
+    try:
+        for name, place in span.members:
+            try:
+                batch.put_chunks(_told(stream.take(place), progress), expect=name.rpartition("/")[2])
+                got.add(name)
+            except Damaged:
+                remote.client.count("corrupt")
+    except errors.Fault:
+        remote.client.patience.check()
+    finally:
+        stream.close()
+    return got
+
+
+def _blob(remote: RemoteStore, batch: Batch, want: Want, progress: Progress) -> None:
+    """A blob under its own name, or from its pack once more. Raises Corrupt, Incomplete, Fault."""
+    name = layout.blob_name(want.sha256)
+    absent: errors.Fault | None = None
+    for _ in range(2):  # bytes that changed on the way are right the second time
+        try:
+            batch.put_chunks(_told(remote.client.chunks(name), progress), expect=want.sha256)
+            return
+        except errors.Incomplete as fault:
+            absent = fault
+            break
+        except Damaged:
+            remote.client.count("corrupt")
+    if want.place is not None:
+        pack, offset, size = want.place
+        try:
+            batch.put_chunks(remote.client.chunks(layout.pack_name(pack), offset, size), expect=want.sha256)
+            return
+        except errors.Incomplete as fault:
+            absent = absent and fault
+        except Damaged:
+            absent = None
+    raise absent or errors.corrupt(remote.where, name)
+
+
+def _told(chunks: Iterable[Bytes], progress: Progress) -> Iterator[Bytes]:
+    for chunk in chunks:
+        progress.moved(len(chunk))
+        yield chunk
+
+
+class _Stream:
+    """A stream of bytes from which members are taken in order."""
+
+    def __init__(self, chunks: Iterator[bytes], start: int) -> None:
+        self._chunks = chunks
+        self._at = start
+        self._rest = memoryview(b"")
+
+    def take(self, place: Place) -> Iterator[memoryview]:
+        """The bytes of one member; those before it are skipped."""
+        for _ in self._pieces(place.offset - self._at):
+            pass
+        yield from self._pieces(place.size)
+
+    def _pieces(self, count: int) -> Iterator[memoryview]:
+        while count > 0:
+            if not self._rest:
+                self._rest = memoryview(next(self._chunks))
+            piece, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(piece)
+            self._at += len(piece)
+            yield piece
+
+    def close(self) -> None:
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()
