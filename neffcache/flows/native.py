@@ -117,7 +117,7 @@ def warm_native(
     Raises Unsupported, CompileFailed or what a rank said; what is complete of a failed warm is kept for the next one.
     """
     native = _native(job)
-    native.check_environment(environ)
+    native.check_environment(job.base(environ))
     placement = job.request.placement
     apart = native.apart(job.base(environ), placement.target, placement.lnc, note)
     cast = Cast.whole(job) if apart is None else Cast.corners(job, apart)
@@ -149,7 +149,7 @@ def _warm(
     before = "no cache" if seed is None else "what the store has"
     who = f"{job.world_size} ranks train" if cast.apart is None else "single ranks compile and execute nothing for"
     note(f"recording: {who} {STEPS} steps from {before}, with the compiler's cache in {stores}")
-    started = time.monotonic()
+    started, log = time.monotonic(), place / "record" / "log"
     try:
         with neutral_path(stores) as seen:
             status, reports = train(
@@ -158,6 +158,7 @@ def _warm(
             if cast.apart is not None and status == 0 and len(classes_of(reports, native, cast)) > 1:
                 cast = Cast(representative_ranks(job.mesh, job.world_size), cast.apart)
                 note(f"graphs differ by rank: compiling for {len(cast.members)} ranks")
+                log = place / "all" / "log"
                 status, reports = train(
                     job, native, blank_manifest(job), seen, environ, place / "all", cast, on_miss=RECORD
                 )
@@ -166,7 +167,7 @@ def _warm(
         raise
     seconds = time.monotonic() - started
     native.measured(environ, [report.native.get("counters", {}) for report in reports.values()])
-    fault = _recording_fault(job, reports, status, place / "record" / "log", cast)
+    fault = _recording_fault(job, reports, status, log, cast)
     collected = collect(store, stores, native.rules, used=None if fault else used_keys(reports))
     note(describe(collected))
     if fault is not None:

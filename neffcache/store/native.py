@@ -38,6 +38,9 @@ class Rules(Protocol):
     name: str
     """Name of the store in manifests and views, `[a-z][a-z0-9_-]*`."""
 
+    compiled: bool
+    """Whether a result that appears here means that something was compiled; a cache of a cheaper stage may grow."""
+
     def verdict(self, path: str, names: Collection[str]) -> Verdict:
         """What the file at `path` is; `names` are all files of the directory, for entries of several files."""
         ...
@@ -47,7 +50,10 @@ class Rules(Protocol):
         ...
 
     def whole(self, path: str, file: Path) -> bool:
-        """Whether an artifact's content is all there, as far as its format tells: a killed writer leaves half of it."""
+        """Whether an artifact's content is all there, as far as its format tells: a killed writer leaves half of it.
+
+        Of a marker: whether what it marks is.
+        """
         ...
 
     def graph(self, path: str) -> str | None:
@@ -188,10 +194,15 @@ def is_held(lock: Path) -> bool:
 
 
 def added(stores: Path, rules: Iterable[Rules], manifest: Manifest) -> list[str]:
-    """Complete files, as <store>/<path>, that are in a run's directories and not in its manifest: it compiled them."""
+    """Complete files, as <store>/<path>, that are in a run's directories and not in its manifest: it compiled them.
+
+    Directories whose results are not compiled are passed over.
+    """
     known = {f"{item.store}/{item.path}" for item in manifest.artifacts}
     found: list[str] = []
     for rule in rules:
+        if not rule.compiled:
+            continue
         present = walk(stores / rule.name)
         names = frozenset(present)
         found += [f"{rule.name}/{path}" for path in present if rule.verdict(path, names) == "artifact"]

@@ -34,7 +34,7 @@ from neffcache.key.target import Mesh
 from neffcache.runtime.identity import place_differences
 from neffcache.runtime.report import RankReport
 from neffcache.store.local import LocalStore
-from neffcache.store.native import Collected, collect
+from neffcache.store.native import Collected, added, collect
 from neffcache.store.records import Manifest, RankClass, manifest
 from neffcache.store.view import materialise
 from tests.compile.neuron_stubs import BIN, environ
@@ -184,6 +184,19 @@ def test_ranks_that_wait_for_a_sibling_do_not_trip_the_gate(
     waited = [rank for rank in ranks if not rank["compiles"]]
     # They missed, waited and hit: compiles tell, misses do not.
     assert [rank["misses"] - 3 for rank in waited] == [1, 1]
+
+
+def test_a_new_neff_is_a_compile_and_a_new_lowering_is_not(
+    user: dict[str, str], store: LocalStore, warmed: Manifest, tmp_path: Path
+) -> None:
+    view = materialise(store, warmed, writable_overlay=True)
+    rules = TorchNeuronStore().rules
+    (view.path / "hlo").mkdir()
+    (view.path / "hlo" / "lowered").write_bytes(b"x")
+    assert added(view.path, rules, warmed) == []
+    launched(user, view.path, tmp_path / "run", ranks=1, graphs="one,other")
+    (new,) = added(view.path, rules, warmed)
+    assert new.startswith("neff/")
 
 
 def test_a_refusing_compiler_is_asked_and_nothing_is_compiled(

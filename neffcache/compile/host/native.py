@@ -52,6 +52,7 @@ class InductorRules:
     """Which files of Inductor's directory are results."""
 
     name = NAME
+    compiled = True
 
     def verdict(self, path: str, names: Collection[str]) -> Verdict:
         if _GRAPH.fullmatch(path) or _AROUND.fullmatch(path) or _FILE.fullmatch(path):

@@ -43,6 +43,7 @@ class NeffRules:
     """TorchNeuron's NEFFs: two levels of folders, named by the on-disk key."""
 
     name = "neff"
+    compiled = True
     _artifact = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{28})\.neff")
 
     def verdict(self, path: str, names: Collection[str]) -> Verdict:
@@ -62,7 +63,9 @@ class NeffRules:
 
 
 class OpaqueRules:
-    """A cache whose layout nobody documents."""
+    """A cache whose layout nobody documents: of lowering, or of kernels, before a NEFF is compiled."""
+
+    compiled = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,6 +87,7 @@ class ModuleRules:
     """libneuronxla's entries: directories whose files belong together."""
 
     name = "xla"
+    compiled = True
     _entry = re.compile(r"(neuronxcc-[^/]+/MODULE_[^/]+)/([^/]+)")
     results = ("model.neff", "model.hlo_module.pb", "model.hlo.pb", "compile_flags.json")
     markers = ("model.done", "compile_flags.txt")  # compile_flags.txt may be empty
