@@ -80,6 +80,8 @@ def test_warm_without_a_device_and_run_compiling_nothing(tmp_path: Path, ranks: 
     # A contradiction and a missing NEFF: neither is launched.
     contradiction = {"NEURON_RT_VIRTUAL_CORE_SIZE": "1", "NEURON_LOGICAL_NC_CONFIG": "2"}
     assert neffcache(store, "run", "stub_job", environ={**stubbed, **contradiction}).code == 2
+    if ranks == 1:
+        return  # the rest belongs to the soak test: it asks TorchTitan once more
     blob = next(iter((store / "views").glob("*/neff/*/*/*.neff")))
     digest = next(path for path in (store / "blobs" / "sha256").rglob("*") if path.is_file() and path.samefile(blob))
     digest.unlink()

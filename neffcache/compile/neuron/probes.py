@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,13 +192,15 @@ def _asked(place: Path, environ: Mapping[str, str], target: str, lnc: int, devic
         say("version_in_key", UNKNOWN, str(graph.get("error", "get_neff_info gave no on-disk key")))
     else:
         say("version_in_key", "no" if recipe else "other_recipe", "compared with XXH3-128 of in-memory key and IR")
-    second = _trial(place / "two" / "deeper", environ, target, lnc)
+    with ThreadPoolExecutor(2) as both:
+        later = both.submit(_trial, place / "two" / "deeper", environ, target, lnc)
+        strict = both.submit(_trial, place / "three", environ, target, lnc, refusing=True)
+        second, refused = later.result(), strict.result()
     if second.get("error") or not compiled:
         say("locations_in_key", UNKNOWN, str(second.get("error", "nothing was compiled")))
     else:
         same = first["graph_neffs"] == second["graph_neffs"]
         say("locations_in_key", "no" if same else "yes", "the same program from two paths")
-    refused = _trial(place / "three", environ, target, lnc, refusing=True)
     asked = shim.refused(place / "three" / "private")
     if not compiled:
         say("shim_honoured", UNKNOWN, "nothing was compiled without it either")
