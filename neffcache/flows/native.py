@@ -151,7 +151,7 @@ def _warm(
     note(f"recording: {who} {STEPS} steps from {before}, with the compiler's cache in {stores}")
     started, log = time.monotonic(), place / "record" / "log"
     try:
-        with neutral_path(stores) as seen:
+        with plain_path(stores) as seen:
             status, reports = train(
                 job, native, blank_manifest(job), seen, environ, place / "record", cast, on_miss=RECORD
             )
@@ -248,11 +248,8 @@ def private_stores(job: Job, native: NativeStore, store: LocalStore, place: Path
 
 
 @contextlib.contextmanager
-def neutral_path(directory: Path) -> Iterator[Path]:
-    """A link to `directory` that says nothing of this machine and has no space in it.
-
-    Compilers put the paths of their sources into what they build, and Inductor's C++ command breaks at a space.
-    """
+def plain_path(directory: Path) -> Iterator[Path]:
+    """A link to `directory` whose path has no space in it: Inductor's C++ command breaks at one."""
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
         if len(base.split()) == 1 and os.access(base, os.W_OK | os.X_OK):
             break

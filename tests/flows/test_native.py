@@ -163,9 +163,7 @@ def test_a_warm_starts_empty_keeps_what_is_complete_and_replays_it_from_a_view(
     assert done.to_json()["stores"] == [{"store": "inductor", "files": 3, "left_out": {"transient": 1}}]
 
 
-def test_the_compiler_sees_a_path_that_says_nothing_of_this_machine(
-    stub: Stub, store: LocalStore, tmp_path: Path
-) -> None:
+def test_the_compiler_sees_a_path_without_a_space(stub: Stub, store: LocalStore, tmp_path: Path) -> None:
     place = tmp_path / "home of somebody"
     place.mkdir()
     warmed(job_of(), store, place)

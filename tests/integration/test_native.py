@@ -33,7 +33,7 @@ WARM, CHECK, RUN = (shlex.split(line)[1:] for line in HOW_TO.read_text().splitli
 
 @pytest.fixture(scope="module")
 def native_warmed(tmp_path_factory: pytest.TempPathFactory) -> Warmed:
-    """A warm store whose own path is gone: whatever still names it finds nothing."""
+    """A warm store whose own path, which had a space in it, is gone: whatever still names it finds nothing."""
     first = tmp_path_factory.mktemp("warmed here") / "store"
     answer = neffcache(first, *WARM)
     assert answer.code == 0, answer.stderr
