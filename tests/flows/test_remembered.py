@@ -154,9 +154,7 @@ def test_nothing_changed_starts_no_worker_and_every_change_does(toy: Toy) -> Non
         assert not toy.ask(), change
     found = toy.found
     assert toy.ask()
-    assert (
-        toy.found == found == [4, "NUMBER = 4\n", "2", 5, "__init__.py", "late.py", "model.py", "3"]
-    )
+    assert toy.found == found == [4, "NUMBER = 4\n", "2", 5, "__init__.py", "late.py", "model.py", "3"]
 
 
 def test_byte_code_and_notes_outside_of_what_was_read_change_nothing(toy: Toy) -> None:
