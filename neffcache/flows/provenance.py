@@ -52,7 +52,7 @@ UNKNOWN_PREFIXES = ("socket.connect", "socket.get", "socket.sendto", "http.clien
 LOCAL_NAME = "socket.gethostname"
 
 
-_stat, _lstat, _access = os.stat, os.lstat, os.access
+_stat = os.stat
 
 
 def file_stamp(path: str) -> FileStamp:
@@ -155,7 +155,8 @@ class Recorder:
         self._search()
         sys.addaudithook(self._heard)
         # No event tells of these, and `os.path.exists` is a question too. Imports do not go through them.
-        os.stat, os.lstat, os.access = map(self._asking, (_stat, _lstat, _access))  # type: ignore[assignment]
+        for name in ("stat", "lstat", "access"):
+            setattr(os, name, self._asking(getattr(os, name)))
 
     def _asking(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -251,8 +252,8 @@ class Recorder:
             self.listings[path] = listing_stamp(path)
         files = {path: stamp for path, (stamp, _) in self.files.items()}
         made = Provenance(files, dict(self.listings), dict(self.imports), dict(self.kinds))
-        if (path := made.changed()) is not None:
-            found.append(f"{path} was changed meanwhile")
+        if (moved := made.changed()) is not None:
+            found.append(f"{moved} was changed meanwhile")
         for name, (stamp, at) in self.files.items():
             if stamp is not None and stamp[4] > at - RACY:
                 found.append(f"{name} was written just before it was read")
