@@ -36,7 +36,7 @@ READ_TIMEOUT = 60.0
 TIMEOUTS = (boto.ConnectTimeoutError, boto.ReadTimeoutError, urllib3.exceptions.TimeoutError, TimeoutError)
 CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError,
                boto.TokenRetrievalError, boto.ProfileNotFound)  # fmt: skip
-BROKEN = (boto.HTTPClientError, boto.IncompleteReadError, boto.ResponseStreamingError, boto.FlexibleChecksumError,
+BROKEN = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, boto.ResponseStreamingError, boto.FlexibleChecksumError,
           urllib3.exceptions.HTTPError, ConnectionError)  # fmt: skip
 FAILURES = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 
