@@ -179,6 +179,7 @@ class _Push:
         """SHA-256 -> bytes of every blob that has to be there."""
         self.groups: list[list[str]] = []
         """Blobs that are to be sent, those of one record together."""
+        self.mended: set[str] = set()
         self.ours: dict[str, GraphRecord] = {}
         """Records that the remote shall have from here."""
 
@@ -241,6 +242,24 @@ class _Push:
             self.progress.begin("checking", len(named), 0)
             self.presence.hash(named, self.progress)
             self.progress.end()
+            for pack in sorted(self.presence.bad_packs):
+                self._mend(pack)
+
+    def _mend(self, pack: str) -> None:
+        """Write a damaged pack anew when all of its members are here; else they go under their own names."""
+        members = sorted((place.offset, name) for name, place in self.place.items() if place.pack == pack)
+        try:
+            whole = b"".join(self.store.read_blob(name.rpartition("/")[2]) for _, name in members)
+        except (Miss, Damaged):
+            return
+        name = layout.pack_name(pack)
+        head = self.presence.heads.get(name)
+        if sha256_hex(whole) != pack or head is None:
+            return
+        if self.remote.client.put(name, whole, pack, size=len(whole), if_match=head.etag) is not None:
+            self.result.repaired.append(name)
+            self.mended |= {member for _, member in members}
+            self.presence.damaged -= self.mended
 
     def _local(self, key: str) -> GraphRecord | None:
         try:
@@ -322,7 +341,9 @@ class _Push:
                     continue
                 assigned.add(sha256)
                 size, name = self.sizes[sha256], layout.blob_name(sha256)
-                if self._there(name):
+                if name in self.mended:
+                    self.tally.sent(size)
+                elif self._there(name):
                     self.tally.there(size)
                 elif size < SMALL and name not in self.place and self.presence.heads.get(name) is None:
                     small.append((sha256, size))
