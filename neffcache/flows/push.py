@@ -158,16 +158,17 @@ def push(
     for source in sources:
         what = f"manifest {source.manifest.id[:12]} of {source.name}"
         refuse_private(what, source.manifest.to_json(), str(store.root), os.environ)
-    _Push(remote, store, result, progress, repair=repair).run(dry_run=dry_run)
+    _Push(remote, store, result, progress, repair=repair, dry_run=dry_run).run()
     result.seconds = time.monotonic() - started
     return result
 
 
 class _Push:
     def __init__(
-        self, remote: RemoteStore, store: LocalStore, result: Pushed, progress: Progress, *, repair: bool
+        self, remote: RemoteStore, store: LocalStore, result: Pushed, progress: Progress, *, repair: bool, dry_run: bool
     ) -> None:
         self.remote, self.store, self.result, self.progress, self.repair = remote, store, result, progress, repair
+        self.dry_run = dry_run
         self.tally = result.tally
         self.presence = Presence(remote)
         self.manifests = {source.manifest.id: source.manifest for source in result.sources}
@@ -183,14 +184,14 @@ class _Push:
         self.ours: dict[str, GraphRecord] = {}
         """Records that the remote shall have from here."""
 
-    def run(self, *, dry_run: bool) -> None:
+    def run(self) -> None:
         self._ask()
         self._plan()
         small, single = self._units()
         total = sum(self.sizes[sha256] for unit in small for sha256, _ in unit) + sum(
             self.sizes[item] for item in single
         )
-        if dry_run:
+        if self.dry_run:
             return
         writes = bool(small or single or self.ours or self._manifests_to_write())
         if writes:
@@ -242,7 +243,7 @@ class _Push:
             self.progress.begin("checking", len(named), 0)
             self.presence.hash(named, self.progress)
             self.progress.end()
-            for pack in sorted(self.presence.bad_packs):
+            for pack in sorted(self.presence.bad_packs) if not self.dry_run else ():
                 self._mend(pack)
 
     def _mend(self, pack: str) -> None:
