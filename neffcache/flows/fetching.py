@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -76,12 +77,13 @@ def pull_wanted(
     policy `fail`.
     """
     progress = progress or Progress()
+    started = time.monotonic()
     keyed = titan_installed() and not wanted.by_ref
     if wanted.requests and not keyed:
         progress.note("pulling by ref, which proves only that somebody warmed this request")
+    remote = settings.open()  # asks nothing yet; what is wrong with the settings is said before TorchTitan is asked
     with scratch(aside(environ)) as place:
         jobs = [resolve(request, environ, place) for request in wanted.requests] if keyed else []
-    remote = settings.open()
     misses: list[str] = []
     targets: list[Target] = []
     pulled: Pulled | None = None
@@ -114,6 +116,7 @@ def pull_wanted(
     document: dict[str, Any] = {
         **(pulled or Pulled(())).to_json(),
         **accounts(remote),
+        "seconds": round(time.monotonic() - started, 3),
         "dry_run": dry_run,
         "remote_error": None if fault is None else fault.to_json(),
     }
@@ -220,9 +223,9 @@ def check_remote(
     """A row for everything that is wanted. Raises Usage, Unsupported, and every fault of the remote."""
     keyed = titan_installed() and not wanted.by_ref
     by = "key" if keyed else "ref"
+    remote = settings.open()  # asks nothing yet; what is wrong with the settings is said before TorchTitan is asked
     with scratch(aside(environ)) as place:
         jobs = [resolve(request, environ, place) for request in wanted.requests] if keyed else []
-    remote = settings.open()
     rows: list[RemoteRow | Target] = []
     for number, request in enumerate(wanted.requests):
         if keyed:

@@ -158,16 +158,17 @@ def push(
     for source in sources:
         what = f"manifest {source.manifest.id[:12]} of {source.name}"
         refuse_private(what, source.manifest.to_json(), str(store.root), os.environ)
-    _Push(remote, store, result, progress, repair=repair).run(dry_run=dry_run)
+    _Push(remote, store, result, progress, repair=repair, dry_run=dry_run).run()
     result.seconds = time.monotonic() - started
     return result
 
 
 class _Push:
     def __init__(
-        self, remote: RemoteStore, store: LocalStore, result: Pushed, progress: Progress, *, repair: bool
+        self, remote: RemoteStore, store: LocalStore, result: Pushed, progress: Progress, *, repair: bool, dry_run: bool
     ) -> None:
         self.remote, self.store, self.result, self.progress, self.repair = remote, store, result, progress, repair
+        self.dry_run = dry_run
         self.tally = result.tally
         self.presence = Presence(remote)
         self.manifests = {source.manifest.id: source.manifest for source in result.sources}
@@ -179,17 +180,18 @@ class _Push:
         """SHA-256 -> bytes of every blob that has to be there."""
         self.groups: list[list[str]] = []
         """Blobs that are to be sent, those of one record together."""
+        self.mended: set[str] = set()
         self.ours: dict[str, GraphRecord] = {}
         """Records that the remote shall have from here."""
 
-    def run(self, *, dry_run: bool) -> None:
+    def run(self) -> None:
         self._ask()
         self._plan()
         small, single = self._units()
         total = sum(self.sizes[sha256] for unit in small for sha256, _ in unit) + sum(
             self.sizes[item] for item in single
         )
-        if dry_run:
+        if self.dry_run:
             return
         writes = bool(small or single or self.ours or self._manifests_to_write())
         if writes:
@@ -241,6 +243,24 @@ class _Push:
             self.progress.begin("checking", len(named), 0)
             self.presence.hash(named, self.progress)
             self.progress.end()
+            for pack in sorted(self.presence.bad_packs) if not self.dry_run else ():
+                self._mend(pack)
+
+    def _mend(self, pack: str) -> None:
+        """Write a damaged pack anew when all of its members are here; else they go under their own names."""
+        members = sorted((place.offset, name) for name, place in self.place.items() if place.pack == pack)
+        try:
+            whole = b"".join(self.store.read_blob(name.rpartition("/")[2]) for _, name in members)
+        except (Miss, Damaged):
+            return
+        name = layout.pack_name(pack)
+        head = self.presence.heads.get(name)
+        if sha256_hex(whole) != pack or head is None:
+            return
+        if self.remote.client.put(name, whole, pack, size=len(whole), if_match=head.etag) is not None:
+            self.result.repaired.append(name)
+            self.mended |= {member for _, member in members}
+            self.presence.damaged -= self.mended
 
     def _local(self, key: str) -> GraphRecord | None:
         try:
@@ -322,7 +342,9 @@ class _Push:
                     continue
                 assigned.add(sha256)
                 size, name = self.sizes[sha256], layout.blob_name(sha256)
-                if self._there(name):
+                if name in self.mended:
+                    self.tally.sent(size)
+                elif self._there(name):
                     self.tally.there(size)
                 elif size < SMALL and name not in self.place and self.presence.heads.get(name) is None:
                     small.append((sha256, size))

@@ -34,10 +34,21 @@ CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 60.0
 
 TIMEOUTS = (boto.ConnectTimeoutError, boto.ReadTimeoutError, urllib3.exceptions.TimeoutError, TimeoutError)
-CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError,
-               boto.TokenRetrievalError, boto.ProfileNotFound)  # fmt: skip
-BROKEN = (boto.HTTPClientError, boto.IncompleteReadError, boto.ResponseStreamingError, boto.FlexibleChecksumError,
-          urllib3.exceptions.HTTPError, ConnectionError)  # fmt: skip
+CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.ProfileNotFound,
+)
+BROKEN = (
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    urllib3.exceptions.HTTPError,
+    ConnectionError,
+)
 FAILURES = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 
 
@@ -127,7 +138,7 @@ class Client:
             answer = self._s3.get_object(Key=self.url.key(name), **self._reading)
             data = answer["Body"].read()
             self.count("bytes_received", len(data))
-            return data, answer["ETag"]
+            return data, answer.get("ETag", "")  # some stores give none
 
         return self._absent_is_none(lambda: self._call("get", f"reading {name}", get))
 
@@ -148,7 +159,7 @@ class Client:
                     **({"Range": wanted} if at or end is not None else {}),
                     **({"IfMatch": etag} if etag else {}),
                 )
-                etag = answer["ETag"]
+                etag = answer.get("ETag", "")
                 if end is None:
                     end = at + int(answer["ContentLength"])
                 body = answer["Body"]
@@ -172,7 +183,7 @@ class Client:
 
         def head() -> Head:
             answer = self._s3.head_object(Key=self.url.key(name), **self._reading)
-            return Head(int(answer["ContentLength"]), answer["ETag"])
+            return Head(int(answer["ContentLength"]), answer.get("ETag", ""))
 
         return self._absent_is_none(lambda: self._call("head", f"looking for {name}", head, explain=name))
 
@@ -222,7 +233,7 @@ class Client:
             if answer.get("ChecksumSHA256") not in (None, checksum):
                 raise ConnectionError("the server's SHA-256 is not that of what was sent")
             self.count("bytes_sent", size)
-            return str(answer["ETag"])
+            return str(answer.get("ETag", ""))
 
         try:
             return self._call("put", f"writing {name}", put)

@@ -63,11 +63,13 @@ class Contents:
                 read[name] = data[place.offset - span.start : place.offset - span.start + place.size]
 
         def load(name: str) -> None:
-            try:
-                self.records[names[name]] = self._decoded(name, read[name])
-                return
-            except (KeyError, Damaged):
-                pass  # not packed, or damaged there: it lies under its own name too
+            # What is not packed, or damaged there, lies under its own name too.
+            if name in read:
+                try:
+                    self.records[names[name]] = self._decoded(name, read[name])
+                    return
+                except Damaged:
+                    self.remote.client.count(errors.Corrupt.counter)
             try:
                 data = self.remote.get(name)
                 if data is not None:

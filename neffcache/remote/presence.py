@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterable, Mapping
 
 from neffcache.remote import errors
@@ -21,9 +20,10 @@ class Presence:
         self.remote = remote
         self.heads: dict[str, Head | None] = {}
         self.damaged: set[str] = set()
-        """Names in the layout that do not have their digest, wherever they lie."""
+        """Names in the layout that have their digest nowhere."""
+        self.bad_packs: set[str] = set()
+        """SHA-256 of packs of which a member does not have its digest."""
         self._hashed: set[tuple[str, Place | None]] = set()
-        self._lock = threading.Lock()
 
     def look(self, named: Mapping[str, Place] | Mapping[str, Place | None]) -> None:
         """Ask for the size of every object that holds one of these. Raises Fault."""
@@ -60,21 +60,27 @@ class Presence:
 
         def check(item: tuple[str, Place | None]) -> None:
             name, place = item
-            packed = place is not None and self._in_pack(place)
-            where = layout.pack_name(place.pack) if place is not None and packed else name
-            start, length = (place.offset, place.size) if place is not None and packed else (0, None)
-            for _ in range(2):  # bytes that changed on the way are right the second time
-                sha = hashlib.sha256()
-                try:
-                    for chunk in self.remote.client.chunks(where, start, length):
-                        sha.update(chunk)
-                        progress.moved(len(chunk))
-                except errors.Incomplete:
-                    break
-                if sha.hexdigest() == name.rpartition("/")[2]:
+            if place is not None and self._in_pack(place):
+                if self._has_digest(name, layout.pack_name(place.pack), place.offset, place.size, progress):
                     self._hashed.add(item)
                     return
-            with self._lock:
+                self.bad_packs.add(place.pack)  # who reads looks under the member's own name next
+            if self._has_digest(name, name, 0, None, progress):
+                self._hashed.add(item)
+            else:
                 self.damaged.add(name)
 
         at_once(self.remote.client.access.transfers, check, todo)
+
+    def _has_digest(self, name: str, where: str, start: int, length: int | None, progress: Progress) -> bool:
+        for _ in range(2):  # bytes that changed on the way are right the second time
+            sha = hashlib.sha256()
+            try:
+                for chunk in self.remote.client.chunks(where, start, length):
+                    sha.update(chunk)
+                    progress.moved(len(chunk))
+            except errors.Incomplete:
+                return False
+            if sha.hexdigest() == name.rpartition("/")[2]:
+                return True
+        return False

