@@ -134,8 +134,11 @@ def test_importing_the_package_imports_nothing_else() -> None:
 @pytest.mark.fast
 def test_a_command_that_resolves_imports_no_torch_of_its_own() -> None:
     code = (
-        "import sys; from neffcache.flows import check, env, explain, keys, lint, plan, resolve, run, warm; "
-        "resolve.toolchain_environment({}, 4); print(*{'torch', 'torchtitan', 'numpy'} & set(sys.modules))"
+        "import os, sys; from neffcache.flows import check, env, explain, keys, lint, plan, run, warm; "
+        "from neffcache.flows import request, resolve; "
+        "asked = request.make_request('llama3_debugmodel', environ=os.environ); "
+        "resolve.toolchain_of(asked).environment(os.environ, 4); "
+        "print(*{'torch', 'torchtitan', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

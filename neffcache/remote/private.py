@@ -11,7 +11,7 @@ from typing import Any
 
 from neffcache.errors import Usage
 
-PLAIN = frozenset({"localhost", "", "/", "/root", "/home", "/tmp", "/usr", "/var", "/opt"})
+PLAIN = frozenset({"localhost", "", "/", *(f"/{name}" for name in ("root", "home", "tmp", "usr", "var", "opt"))})
 
 
 def refuse_private(what: str, document: object, store_root: str, environ: Mapping[str, str]) -> None:
