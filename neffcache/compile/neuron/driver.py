@@ -7,7 +7,6 @@ writes side files with fixed names), a process group, a time limit, and an artif
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -24,6 +23,8 @@ import psutil
 from neffcache.compile import memory
 from neffcache.compile.failures import LOG_KEPT, failure, of_exit
 from neffcache.compile.neuron import neff
+from neffcache.compile.neuron.content import Program, Tree, content_digest
+from neffcache.compile.neuron.notes import Notes
 from neffcache.compile.pool import expired
 from neffcache.compile.toolchain import Compiled, CompileRequest, Identity, Product
 from neffcache.errors import Mismatch, Unsupported
@@ -86,20 +87,12 @@ def _asked(found: Path, mtime_ns: int, size: int) -> tuple[str, str]:
             f"{found} --version ended with status {said.returncode} and told no version: {words}",
             hint="mend the installation: what cannot be identified is never used for a key",
         )
-    return version[0], _content(found)
-
-
-def _content(found: Path) -> str:
-    """SHA-256 over the program, without a first line that names an interpreter's place, and the package it imports."""
-    total = hashlib.sha256()
     data = found.read_bytes()
-    total.update(data.split(b"\n", 1)[1] if data.startswith(b"#!") and b"\n" in data else data)
-    for folder in _packages(found, data):
-        for path in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
-            total.update(f"{path.relative_to(folder)}\0".encode())
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
+    parts: list[Tree | Program] = [
+        Program(NAME, found),
+        *(Tree(folder.name, folder) for folder in _packages(found, data)),
+    ]
+    return version[0], content_digest(parts, Notes.of_host(os.environ))
 
 
 def _packages(found: Path, data: bytes) -> list[Path]:
