@@ -85,3 +85,12 @@ class CommandFailed(NeffcacheError):
     """The launched command failed by itself."""
 
     exit_code = 9
+
+
+def revive(document: Mapping[str, Any]) -> NeffcacheError:
+    """The error that `NeffcacheError.to_json` wrote down; a class unknown here by its exit code."""
+    kind = globals().get(str(document.get("error")))
+    if not (isinstance(kind, type) and issubclass(kind, NeffcacheError)):
+        code = document.get("exit_code")
+        kind = next((each for each in NeffcacheError.__subclasses__() if each.exit_code == code), Bug)
+    return kind(document["message"], hint=document.get("hint", ""), details=document.get("details"))

@@ -17,6 +17,7 @@ VERBS = {
     "key": "The job key of a configuration and its five components.",
     "plan": "What a warm would trace and compile; compiles nothing.",
     "warm": "Trace, compile what is missing, write manifests.",
+    "compile": "Single IR files to NEFFs, with neuronx-cc.",
     "check": "HIT, PARTIAL, MISS or UNKNOWN.",
     "explain": "Why a configuration is not a HIT.",
     "init": "For init containers: fetch a job's files and make its view.",

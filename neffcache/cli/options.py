@@ -7,12 +7,16 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from neffcache.errors import NeffcacheError
+    from neffcache.flows.report import Section
     from neffcache.flows.request import Request
+    from neffcache.flows.shards import Shard
     from neffcache.store.local import LocalStore
 
 
@@ -28,6 +32,21 @@ class Output:
         """Something to know while the command works: always on stderr."""
         if not self.quiet:
             click.echo(text, err=True)
+
+    def failed(self, failures: Sequence[NeffcacheError], fault: NeffcacheError | None) -> int:
+        """Say every failed graph, the first one first, and what the command ends with; its exit code."""
+        for each in failures:
+            self.note(f"failed: {each.message}")
+            if each.details.get("log_file"):
+                self.note(f"  log: {each.details['log_file']}")
+            if each.hint:
+                self.note(f"  hint: {each.hint}")
+        if fault is None:
+            return 0
+        self.note(f"error: {fault.message}")
+        if fault.hint:
+            self.note(f"hint: {fault.hint}")
+        return fault.exit_code
 
     def emit(self, document: Any, lines: Sequence[str]) -> None:
         """The command's result: the document with --json, else the lines."""
@@ -150,6 +169,82 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_trust
 
 
+_COMPILE_OPTIONS = (
+    click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compiles at once, whatever fits."),
+    click.option(
+        "--executor",
+        default="local",
+        show_default=True,
+        envvar="NEFFCACHE_EXECUTOR",
+        metavar="WHERE",
+        help="local, or a Dask cluster: dask://host:port.",
+    ),
+    click.option(
+        "--time-limit",
+        type=click.FloatRange(min=1),
+        default=4 * 3600.0,
+        show_default=True,
+        envvar="NEFFCACHE_TIME_LIMIT",
+        metavar="SECONDS",
+        help="After which one compile is ended.",
+    ),
+    click.option("--retry-failed", is_flag=True, help="Try again what the compiler refused before."),
+    click.option(
+        "--share",
+        envvar="NEFFCACHE_SHARE",
+        metavar="s3://BUCKET/PREFIX",
+        help="Compile with others: lease each graph there, adopt what they made, push what is made here.",
+    ),
+    click.option("--shard", metavar="I/N", help="Compile part I, from 0, of N; none: all, whatever engine runs this."),
+    click.option(
+        "--report",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE.html",
+        help="Write a page on what was compiled when, and what would make it faster.",
+    ),
+)
+
+
+def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that compiles: `how` (flows.compiling.How), `shard` and `report`."""
+
+    @functools.wraps(command)
+    def with_how(*args: Any, **given: Any) -> Any:
+        from neffcache.flows.compiling import How
+
+        names = ("jobs", "executor", "time_limit", "retry_failed", "share")
+        return command(*args, how=How(**{name: given.pop(name) for name in names}), **given)
+
+    for option in reversed(_COMPILE_OPTIONS):
+        with_how = option(with_how)
+    return with_how
+
+
+def chosen_shard(option: str | None, output: Output) -> Shard | None:
+    """The shard of --shard or of the engine that runs this, said aloud."""
+    from neffcache.flows.shards import choose, unsaid
+
+    shard = choose(option, os.environ)
+    if shard is not None and shard.origin != "--shard":
+        output.note(f"shard {shard} ({shard.origin}); --shard none compiles everything here")
+    elif option is None and (told := unsaid(os.environ)):
+        output.note(f"warning: {told}")
+    return shard
+
+
+def written_report(path: Path, sections: Sequence[Section], output: Output) -> int:
+    """Write the page; 2 when it cannot be written there. What was compiled is kept either way."""
+    from neffcache.flows.report import write
+
+    try:
+        write(path, sections)
+    except OSError as fault:
+        output.note(f"error: the report cannot be written to {path}: {fault.strerror}")
+        return 2
+    output.note(f"report: {path}")
+    return 0
+
+
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--dir", "directory", help="Local store [NEFFCACHE_DIR, else $XDG_CACHE_HOME/neffcache].")(
         command
@@ -167,8 +262,6 @@ def open_store(directory: str | None, *, writable: bool) -> LocalStore:
 
 def open_to_run(directory: str | None) -> LocalStore:
     """Writable where that is possible, read-only where it is not: hits need no write."""
-    from pathlib import Path
-
     from neffcache.flows.settings import store_root
     from neffcache.store.local import LocalStore
 
@@ -180,8 +273,6 @@ def open_to_run(directory: str | None) -> LocalStore:
 
 def open_to_mend(directory: str | None) -> LocalStore:
     """Writable where it exists and can be written, so that damage can be quarantined; nothing is made."""
-    from pathlib import Path
-
     from neffcache.flows.settings import store_root
     from neffcache.store.local import LocalStore
 

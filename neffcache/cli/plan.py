@@ -83,6 +83,9 @@ def describe(plan: Plan) -> list[str]:
             f"  about {plan.compile_seconds / 60:.1f} min of compiling with {plan.workers} workers and "
             f"{size(plan.memory_bytes)} of memory (estimates: {told})"
         )
+        room = plan.room
+        who = f"{room.slots}, as --jobs says" if room.budget is None else f"{room.cpus.value} CPUs ({room.cpus.source})"
+        lines.append(f"  workers: {who}; {size(room.memory.value)} of memory free ({room.memory.source})")
     lines += [f"  warning: {warning}" for warning in plan.job.warnings]
     lines += [
         f"  replaced: {entry['what']} by {entry['by']}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from neffcache.cli.options import Output
 from neffcache.compile.pool import Event
+from neffcache.flows.compile_files import IrFile
 from neffcache.flows.tracing import TracedGraph
 from neffcache.flows.warm import Progress
 
@@ -29,11 +30,16 @@ class Lines(Progress):
         self._output.note(text)
 
     def graphs(self, graphs: Iterable[TracedGraph], hits: Iterable[str]) -> None:
-        known = list(graphs)
-        self._names = {graph.compile_key: graph.name for graph in known}
-        have = set(hits)
-        self._total = len(known) - len(have)
-        self._output.note(f"{len(known)} graphs: {len(have)} in the store, {self._total} to compile")
+        self._begin({graph.compile_key: graph.name for graph in graphs}, set(hits))
+
+    def begin(self, files: Iterable[IrFile], hits: set[str]) -> None:
+        """The same for IR files."""
+        self._begin({item.key: item.name for item in files}, hits)
+
+    def _begin(self, names: Mapping[str, str], hits: set[str]) -> None:
+        self._names = dict(names)
+        self._total = len(names) - len(hits)
+        self._output.note(f"{len(names)} graphs: {len(hits)} in the store, {self._total} to compile")
 
     def event(self, event: Event) -> None:
         name = f"{event.compile_key[:12]} {self._names.get(event.compile_key, '')}"
@@ -44,6 +50,13 @@ class Lines(Progress):
             self._output.note(f"  done      {name} {event.seconds:.1f} s ({self._done} of {self._total})")
         elif event.happening == "failed":
             self._output.note(f"  FAILED    {name}: {event.fault.message if event.fault else ''}")
+        elif event.happening == "retried":
+            self._output.note(f"  again     {name}: {event.fault.message if event.fault else ''}")
+        elif event.happening == "skipped":
+            self._output.note(f"  skipped   {name}")
+        elif event.happening == "adopted":
+            self._total -= 1
+            self._output.note(f"  adopted   {name}: somebody else compiled it")
 
 
 class Live(Lines):
@@ -54,13 +67,12 @@ class Live(Lines):
         self._state: dict[str, tuple[str, float]] = {}
         self._live: Any = None
 
-    def graphs(self, graphs: Iterable[TracedGraph], hits: Iterable[str]) -> None:
+    def _begin(self, names: Mapping[str, str], hits: set[str]) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
-        known, have = list(graphs), set(hits)
-        self._names = {graph.compile_key: graph.name for graph in known}
-        self._state = {key: ("in the store" if key in have else "queued", 0.0) for key in self._names}
+        self._names = dict(names)
+        self._state = {key: ("in the store" if key in hits else "queued", 0.0) for key in names}
         self._live = RichLive(
             get_renderable=self._table, console=Console(stderr=True), refresh_per_second=4, transient=False
         )
@@ -72,6 +84,9 @@ class Live(Lines):
             "started": ("compiling", time.monotonic()),
             "done": (f"done {event.seconds:.1f} s", 0.0),
             "failed": (f"FAILED {event.fault.message[:60] if event.fault else ''}", 0.0),
+            "retried": ("queued again", 0.0),
+            "skipped": ("skipped", 0.0),
+            "adopted": ("compiled by somebody else", 0.0),
         }
         self._state[event.compile_key] = words[event.happening]
 

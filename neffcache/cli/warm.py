@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
+from neffcache.cli.options import (
+    Output,
+    chosen_shard,
+    compile_options,
+    job_options,
+    open_store,
+    output_options,
+    store_option,
+    written_report,
+)
 from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 
 if TYPE_CHECKING:
@@ -23,10 +32,10 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
 @click.option("--sign-key", type=click.Path(path_type=Path), help="Sign each complete manifest with this private key.")
-@click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
 @click.option("--push", is_flag=True, help="Send each manifest to the remote when it is made.")
 @click.option("--remote", help=URL_HELP)
 @remote_options(more=False, writing=True)
+@compile_options
 @job_options
 @store_option
 @output_options
@@ -35,8 +44,10 @@ def command(
     every: bool,
     lint: bool,
     sign_key: Path | None,
-    jobs: int | None,
     push: bool,
+    how: Any,
+    shard: str | None,
+    report: Path | None,
     directory: str | None,
     choose: Callable[[str], Any],
     settings: Callable[[], Any],
@@ -48,7 +59,7 @@ def command(
     With --native the job itself runs here, twice, and its compiler's own cache is kept.
     """
     from neffcache.cli.progress import progress_of
-    from neffcache.errors import CompileFailed, NeffcacheError
+    from neffcache.errors import NeffcacheError
     from neffcache.flows.request import words
     from neffcache.flows.trust import sign
     from neffcache.flows.warm import CHANNEL, warm
@@ -61,6 +72,8 @@ def command(
     key = None if sign_key is None else private_key(sign_key)
     store = open_store(directory, writable=True)
     sending = Sending(settings(), store, output) if push else None
+    part = chosen_shard(shard, output)
+    results: list[WarmResult] = []
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     worst: NeffcacheError | None = None
@@ -69,7 +82,7 @@ def command(
             try:
                 if lint:
                     _lint(choose(name), output)
-                result = warm(choose(name), store, os.environ, jobs=jobs, progress=progress)
+                result = warm(choose(name), store, os.environ, how=how, progress=progress, shard=part)
                 if key is not None and result.complete and result.ref is not None:
                     sign(store, key, CHANNEL, result.ref)
             except NeffcacheError as fault:
@@ -79,6 +92,7 @@ def command(
                 lines.append(f"{name}: {fault.message}")
                 worst = worst or fault
                 continue
+        results.append(result)
         documents.append(result.to_json())
         if sending is not None and result.manifest is not None:
             documents[-1]["push"], kept_back = sending.send(name, result.job.key.cache_key)
@@ -97,18 +111,16 @@ def command(
             lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}")
             if key is not None and result.complete:
                 lines.append(f"  signed by {key.public.signer}")
-        for failure in result.failures:
-            output.note(f"failed: {failure.message}")
-        if result.failed and worst is None:
-            worst = CompileFailed(
-                f"{result.failed} of {result.total} graphs of {name} failed: {result.failures[0].message}",
-                hint="what compiled is kept; run the same command again to try the rest",
-            )
+        output.failed(result.failures, result.fault)
+        worst = worst or result.fault
     output.emit(documents[0] if len(configs) == 1 else documents, lines)
-    if worst is not None:
-        output.note(f"error: {worst.message}")
-        return worst.exit_code
-    return 0
+    code = 0 if worst is None else worst.exit_code
+    if report is not None and results:
+        from neffcache.flows.report import of_warm
+
+        unwritten = written_report(report, [of_warm(result) for result in results], output)
+        code = code or unwritten
+    return code
 
 
 def _seconds(result: WarmResult) -> str:

@@ -30,9 +30,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """One graph to compile. `payload` is a file of `graph.payload.pack`; `settings` those of its capture.
+    """One graph to compile. `payload` is a file of `graph.payload.pack`, or IR; `settings` are JSON for the compiler.
 
     `toolchain` is the identity's value that is in the compile key: a worker that is not it must refuse.
+    `time_limit` is in seconds (None: none), `peak_bytes` the memory that it is expected to take.
     """
 
     compile_key: str
@@ -40,6 +41,8 @@ class CompileRequest:
     payload: Path
     settings: Mapping[str, Any]
     toolchain: Mapping[str, Any]
+    time_limit: float | None = None
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,16 @@ class Product:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compile gave. `seconds` is wall time, `peak_bytes` the worker's resident peak."""
+    """What a compile gave.
+
+    `seconds` is wall time, `peak_bytes` the resident peak of the compiler and its children; `log` is what it said.
+    """
 
     compile_key: str
     products: Sequence[Product]
     seconds: float
     peak_bytes: int
+    log: Path | None = None
 
 
 class Toolchain(Protocol):

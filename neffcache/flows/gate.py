@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError
+from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, revive
 from neffcache.flows.resolve import Job
-from neffcache.flows.workers import revive
 from neffcache.runtime.report import RankReport
 from neffcache.store.records import Manifest
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from neffcache.compile import pool
 from neffcache.errors import Unsupported
-from neffcache.flows.costs import WORKER_BYTES, Costs, Estimate, costs_of, makespan, worker_bytes
+from neffcache.flows.compiling import expected
+from neffcache.flows.costs import WORKER_BYTES, Capacity, Costs, Estimate, capacity, costs_of
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, trace_job
@@ -48,8 +49,8 @@ class PlannedGraph:
 class Plan:
     """total = hit + compile + refused; `refused` are graphs that this toolchain cannot compile, with the reason.
 
-    `trace_seconds` is what tracing took just now, None when the manifest answered. `memory_bytes` is that of all
-    workers at once.
+    `trace_seconds` is what tracing took just now, None when the manifest answered. `memory_bytes` is the most that all
+    workers need at once; `room` says how many workers and how much memory there are, and who says so.
     """
 
     job: Job
@@ -64,6 +65,7 @@ class Plan:
     compile_seconds: float
     memory_bytes: int
     trace_seconds: float | None
+    room: Capacity
 
     def basis(self) -> dict[str, int]:
         """How many estimates are measured, taken from a similar graph, or a default."""
@@ -101,6 +103,7 @@ class Plan:
             },
             "minutes": round(self.compile_seconds / 60, 1),
             "memory_bytes": self.memory_bytes,
+            "room": self.room.to_json(),
             "basis": self.basis(),
             "warnings": list(self.job.warnings),
             "replaced": [dict(entry) for entry in self.job.replaced],
@@ -131,7 +134,9 @@ def plan(
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):
             total = graph_count(known)
-            return Plan(job, "manifest", total, total, (), (), known.phases, known.rank_classes, 0, 0.0, 0, None)
+            return Plan(
+                job, "manifest", total, total, (), (), known.phases, known.rank_classes, 0, 0.0, 0, None, capacity(jobs)
+            )
         if job.native_store is not None:
             raise Unsupported(
                 f"what the compiler of {request.config} keeps only a warm shows: it runs the real job",
@@ -155,8 +160,8 @@ def _traced(
     missing = [graph for key, graph in traced.graphs.items() if not usable(store, key)]
     with costs_of(store, remember=False) as costs:
         planned = tuple(_planned(missing, costs))
-    needed = worker_bytes(item.estimate for item in planned)
-    workers = min(len(planned), pool.default_jobs(pool.memory_limit(), needed, jobs))
+    room = capacity(jobs)
+    forecast = expected([item.estimate for item in planned], room)
     return Plan(
         job=job,
         known_by="trace",
@@ -166,16 +171,16 @@ def _traced(
         refused=tuple((item.compile_key, item.name, item.reason) for item in missing if item.payload is None),
         phases=traced.phases,
         rank_classes=traced.classes,
-        workers=workers,
-        compile_seconds=makespan((item.estimate.seconds for item in planned), workers),
-        memory_bytes=workers * needed,
+        workers=forecast.at_once,
+        compile_seconds=forecast.seconds,
+        memory_bytes=forecast.peak_bytes,
         trace_seconds=seconds,
+        room=room,
     )
 
 
 def _planned(missing: Iterable[TracedGraph], costs: Costs) -> Iterable[PlannedGraph]:
-    """Largest first, as a warm compiles them."""
-    for graph in sorted(missing, key=lambda graph: -graph.nodes):
-        if graph.payload is not None:
-            estimate = costs.estimate(graph.compile_key, graph.nodes)
-            yield PlannedGraph(graph.compile_key, graph.kind, graph.name, graph.nodes, estimate)
+    """Longest first, as a warm compiles them."""
+    found = [(graph, costs.estimate(graph.compile_key, graph.nodes)) for graph in missing if graph.payload is not None]
+    for graph, estimate in sorted(found, key=lambda item: (-item[1].seconds, -item[0].nodes, item[0].compile_key)):
+        yield PlannedGraph(graph.compile_key, graph.kind, graph.name, graph.nodes, estimate)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from neffcache.compile import pool
 from neffcache.compile.toolchain import Compiled, CompileRequest
-from neffcache.errors import Bug, NeffcacheError, Unsupported
-from neffcache.flows.costs import WORKER_BYTES, costs_of, worker_bytes
+from neffcache.errors import Bug, CompileFailed, NeffcacheError, Unsupported
+from neffcache.flows.compiling import How, Tally, Unit, check_executor, compile_units
+from neffcache.flows.costs import WORKER_BYTES
 from neffcache.flows.native import NativeWarm, warm_native
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
+from neffcache.flows.shards import Shard
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
 from neffcache.key.canonical import digest
-from neffcache.store.index import Cost
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count
 from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
@@ -64,6 +66,15 @@ class WarmResult:
     failures: list[NeffcacheError] = field(default_factory=list)
     eager: Mapping[str, int] = field(default_factory=dict)
     native: NativeWarm | None = None
+    shard: Shard | None = None
+    tally: Tally = field(default_factory=Tally)
+    graphs: Mapping[str, TracedGraph] = field(default_factory=dict)
+
+    @property
+    def fault(self) -> NeffcacheError | None:
+        """The error that the command ends with, first error first; None when nothing that was to be done failed."""
+        tally = replace(self.tally, failures=self.failures, failed=self.failed)
+        return tally.fault(self.job.request.config, self.total)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,6 +103,12 @@ class WarmResult:
             "not_captured": {"operators": sum(self.eager.values()), "distinct": len(self.eager)},
             "replaced": list(self.job.replaced),
             "warnings": list(self.job.warnings),
+            "workers": self.tally.workers,
+            "retries": self.tally.retries,
+            "remembered": self.tally.remembered,
+            "adopted": self.tally.adopted,
+            "shard": None if self.shard is None else str(self.shard),
+            "stopped": None if self.tally.stopped is None else self.tally.stopped.to_json(),
             "failures": [fault.to_json() for fault in self.failures],
             **({} if self.native is None else {"native": self.native.to_json()}),
         }
@@ -102,23 +119,27 @@ def warm(
     store: LocalStore,
     environ: Mapping[str, str],
     *,
-    jobs: int | None = None,
+    how: How | None = None,
     compile_missing: bool = True,
     progress: Progress | None = None,
     job: Job | None = None,
+    shard: Shard | None = None,
 ) -> WarmResult:
     """Make a job's manifest complete. With `compile_missing` false nothing is compiled: what lacks is `skipped`.
 
-    Raises NeffcacheError for what stops all of it; a graph that fails is in the result.
+    With a `shard` only its part is compiled; what the other parts lack is `skipped`, and the manifest is complete only
+    if nothing lacks. Raises NeffcacheError for what stops all of it; a graph that fails is in the result.
     """
     progress = progress or Progress()
+    how = how or How()
+    check_executor(how.executor)
     started = time.monotonic()
     with scratch(store.root / "tmp") as place:
         if job is None:
             progress.note(first_line(request))
             job = resolve(request, environ, place)
             progress.note(job.describe())
-        result = WarmResult(job)
+        result = WarmResult(job, shard=shard)
         for warning in job.warnings:
             progress.note(f"warning: {warning}")
         known = current_manifest(store, job)
@@ -128,13 +149,15 @@ def warm(
             result.ref = _name(store, job, known)
             progress.note(f"nothing to do: {result.total} graphs are there")
         elif job.native_store is not None:
+            if shard is not None:
+                progress.note("a compiler's own cache is warmed by the whole job: no shard of it can be")
             found = warm_native(job, store, environ, place, seed=known, note=progress.note)
             result.ref = _name(store, job, found.manifest)
             result.native, result.manifest, result.candidate, result.complete = found, *[found.manifest] * 2, True
             result.total, result.hit, result.compiled = found.graphs, found.hit, found.graphs - found.hit
             result.compile_seconds = found.record_seconds
         else:
-            _build(job, store, environ, place, jobs, compile_missing, progress, result)
+            _build(job, store, environ, place, how, compile_missing, progress, result)
     result.total_seconds = time.monotonic() - started
     return result
 
@@ -154,14 +177,15 @@ def _build(
     store: LocalStore,
     environ: Mapping[str, str],
     place: Path,
-    jobs: int | None,
+    how: How,
     compile_missing: bool,
     progress: Progress,
     result: WarmResult,
 ) -> None:
-    workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, jobs)
+    workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, how.jobs)
     traced = trace_job(job, environ, place, jobs=workers, progress=progress.note)
     result.trace_seconds, result.peak_rss_bytes, result.eager = traced.seconds, traced.peak_bytes, traced.eager
+    result.graphs = traced.graphs
     have = {key for key in traced.graphs if usable(store, key)}
     progress.graphs(traced.graphs.values(), have)
     result.total, result.hit = len(traced.graphs) + len(traced.uncacheable), len(have)
@@ -170,7 +194,12 @@ def _build(
         result.failures.append(Unsupported(f"graph {name} has no key: {why}", details={"class": "uncacheable"}))
     missing = [graph for key, graph in traced.graphs.items() if key not in have]
     if compile_missing:
-        _compile(job, missing, store, place, jobs, progress, result)
+        if result.shard is not None:
+            mine = result.shard.mine({key: graph.nodes for key, graph in traced.graphs.items()})
+            result.skipped += sum(graph.compile_key not in mine for graph in missing)
+            missing = [graph for graph in missing if graph.compile_key in mine]
+            progress.note(f"shard {result.shard}: {len(missing)} to compile here, {result.skipped} in other shards")
+        _compile(job, missing, store, place, how, progress, result)
     else:
         result.skipped = len(missing)
     candidate = _manifest(job, traced, complete=False)
@@ -201,49 +230,48 @@ def _compile(
     missing: list[TracedGraph],
     store: LocalStore,
     place: Path,
-    jobs: int | None,
+    how: How,
     progress: Progress,
     result: WarmResult,
 ) -> None:
-    started = time.monotonic()
-    by_key = {graph.compile_key: graph for graph in missing}
     toolchain = job.key.components["toolchain"].value
-    requests: list[CompileRequest] = []
-    # Largest first: a long compile that starts last leaves the other workers idle.
-    for graph in sorted(missing, key=lambda graph: -graph.nodes):
+    units: list[Unit] = []
+    for graph in missing:
         if graph.payload is None:
             result.failed += 1
             result.failures.append(
-                NeffcacheError(
+                CompileFailed(
                     f"graph {graph.compile_key} ({graph.name}) cannot be compiled: {graph.reason}",
-                    details={"compile_key": graph.compile_key, "class": "unsupported"},
+                    details={"compile_key": graph.compile_key, "name": graph.name, "class": "unsupported"},
                 )
             )
         else:
-            requests.append(CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings, toolchain))
-    with costs_of(store, remember=bool(requests)) as costs:
-        needed = worker_bytes(costs.estimate(item.compile_key, by_key[item.compile_key].nodes) for item in requests)
-        workers = pool.default_jobs(pool.memory_limit(), needed, jobs)
-        for event in pool.run(
-            requests, jobs=workers, directory=place / "compile", environment=job.environment, compiler=COMPILER
-        ):
-            if event.compiled is not None:
-                graph = by_key[event.compile_key]
-                record(store, graph, event.compiled)
-                costs.measured(event.compile_key, Cost(event.compiled.seconds, event.compiled.peak_bytes, graph.nodes))
-                result.compiled += 1
-                result.peak_rss_bytes = max(result.peak_rss_bytes, event.compiled.peak_bytes)
-            elif event.fault is not None:
-                result.failed += 1
-                result.failures.append(event.fault)
-            progress.event(event)
-    result.compile_seconds = time.monotonic() - started
+            request = CompileRequest(graph.compile_key, graph.name, graph.payload, graph.settings, toolchain)
+            units.append(Unit(request, graph.nodes, functools.partial(record, store, graph)))
+    tally = result.tally = compile_units(
+        units,
+        store,
+        how,
+        family="host",
+        toolchain_id=job.toolchain_id,
+        environment=job.environment,
+        compiler=COMPILER,
+        place=place,
+        event=progress.event,
+    )
+    result.compiled, result.compile_seconds = tally.compiled, tally.seconds
+    result.hit += tally.adopted
+    result.failed += tally.failed
+    result.skipped += tally.skipped
+    result.failures += tally.failures
+    result.peak_rss_bytes = max(result.peak_rss_bytes, tally.peak_bytes)
 
 
 def record(store: LocalStore, graph: TracedGraph, compiled: Compiled) -> GraphRecord:
     """Keep what a graph compiled to: its files and text first, flushed together, then the record that names them."""
     with store.batch() as batch:
         text = batch.put(graph.text_file.read_bytes())
+        said = {} if compiled.log is None else {"log": batch.put_file(compiled.log)}
         artifacts = [
             Artifact(
                 store=product.store,
@@ -266,6 +294,7 @@ def record(store: LocalStore, graph: TracedGraph, compiled: Compiled) -> GraphRe
             artifacts=tuple(artifacts),
             seconds=compiled.seconds,
             peak_bytes=compiled.peak_bytes,
+            extra=said,
         )
     )
 

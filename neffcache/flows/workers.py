@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from neffcache import errors
-from neffcache.errors import Bug, NeffcacheError, StoreFault
+from neffcache.errors import Bug, NeffcacheError, StoreFault, revive
 from neffcache.lifetime import die_with_parent, end_group
 from neffcache.variables import without_rank
 
@@ -120,15 +119,6 @@ def call(module: str, document: Mapping[str, Any], environ: Mapping[str, str], d
     """Run one worker to its end."""
     with Worker(module, document, environ, directory) as worker:
         return worker.result()
-
-
-def revive(document: Mapping[str, Any]) -> NeffcacheError:
-    """The error that `NeffcacheError.to_json` wrote down; a class unknown here by its exit code."""
-    kind = getattr(errors, str(document.get("error")), None)
-    if not (isinstance(kind, type) and issubclass(kind, NeffcacheError)):
-        code = document.get("exit_code")
-        kind = next((c for c in NeffcacheError.__subclasses__() if c.exit_code == code), Bug)
-    return kind(document["message"], hint=document.get("hint", ""), details=document.get("details"))
 
 
 def aside(environ: Mapping[str, str]) -> Path:

@@ -141,20 +141,24 @@ class Index:
 
     # Costs
 
-    def put_cost(self, compile_key: str, cost: Cost) -> None:
-        """Remember what a compile took, under its key and as the newest one of its node count."""
+    def put_cost(self, compile_key: str, cost: Cost, family: str = "host") -> None:
+        """Remember what a compile took, under its key and as the newest one of its node count and family.
+
+        A family is a kind of compiler: what one takes says nothing about another.
+        """
         self._set(f"cost/{compile_key}", asdict(cost))
-        self._set(f"nodes/{cost.nodes:012d}", asdict(cost))
+        self._set(f"nodes/{family}/{cost.nodes:012d}", asdict(cost))
 
     def cost(self, compile_key: str) -> Cost | None:
         """What that compile took last time."""
         return self._get(f"cost/{compile_key}", Cost)
 
-    def cost_of_nodes(self, nodes: int) -> Cost | None:
+    def cost_of_nodes(self, nodes: int, family: str = "host") -> Cost | None:
         """What the measured compile with the nearest number of nodes took; of two as near, the larger."""
-        known = (int(key.removeprefix("nodes/")) for key in self._keys("nodes/"))
+        prefix = f"nodes/{family}/"
+        known = (int(key.removeprefix(prefix)) for key in self._keys(prefix))
         nearest = min(known, key=lambda count: (abs(count - nodes), -count), default=None)
-        return None if nearest is None else self._get(f"nodes/{nearest:012d}", Cost)
+        return None if nearest is None else self._get(f"{prefix}{nearest:012d}", Cost)
 
     # Failures
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from neffcache.compile.toolchain import Compiled, CompileRequest, Product
@@ -39,3 +40,13 @@ def environment(request: CompileRequest, into: Path) -> Compiled:
     into.mkdir(parents=True, exist_ok=True)
     (into / "code").write_text(os.environ.get("OMP_NUM_THREADS", "unset"))
     return Compiled(request.compile_key, [Product("host", "code", into / "code")], 0.1, 1000)
+
+
+def timed(request: CompileRequest, into: Path) -> Compiled:
+    """Takes the seconds of the payload and leaves when it began and ended; `hang` never ends."""
+    wish = request.payload.read_text()
+    began = time.monotonic()
+    time.sleep(600 if wish == "hang" else float(wish))
+    into.mkdir(parents=True, exist_ok=True)
+    (into / "times").write_text(f"{began} {time.monotonic()}")
+    return Compiled(request.compile_key, [Product("host", "times", into / "times")], 0.1, 1000)

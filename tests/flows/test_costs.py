@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
+from neffcache.compile import memory
+from neffcache.compile.memory import Amount
 from neffcache.compile.pool import Event
 from neffcache.compile.toolchain import Compiled, CompileRequest, Product
 from neffcache.flows import warm as flow
+from neffcache.flows.compiling import How
 from neffcache.flows.costs import (
+    DEFAULT_BYTES,
     DEFAULT_SECONDS,
     WORKER_BYTES,
     Costs,
     Estimate,
+    capacity,
     costs_of,
-    makespan,
-    worker_bytes,
 )
 from neffcache.flows.tracing import TracedGraph
 from neffcache.flows.warm import Progress, WarmResult
@@ -45,7 +48,7 @@ def store(tmp_path: Path) -> LocalStore:
 def test_the_same_graph_s_measurement_comes_first_then_a_similar_one_then_the_default(store: LocalStore) -> None:
     other = xxh3_128_hex(b"another graph")
     with costs_of(store, remember=True) as costs:
-        assert costs.estimate(KEY, 100) == Estimate(DEFAULT_SECONDS, WORKER_BYTES, "default")
+        assert costs.estimate(KEY, 100) == Estimate(DEFAULT_SECONDS["host"], WORKER_BYTES, "default")
         costs.measured(KEY, Cost(7.0, 500_000_000, 100))
         assert costs.estimate(KEY, 100) == Estimate(7.0, 500_000_000, "measured", 100)
         assert costs.estimate(other, 199) == Estimate(7.0, 500_000_000, "similar", 100)
@@ -66,17 +69,31 @@ def test_the_store_s_own_records_tell_when_the_index_is_gone_or_cannot_be_opened
     assert not (store.root / "index").exists(), "whoever only asks made an index"
 
 
-def test_workers_get_room_beyond_a_measured_peak_and_the_default_is_as_stated() -> None:
-    assert worker_bytes([]) == WORKER_BYTES
-    assert worker_bytes([Estimate(1.0, 800, "measured"), Estimate(1.0, 400, "similar")]) == 1000
-    assert worker_bytes([Estimate(1.0, 800, "measured"), Estimate(1.0, 1200, "default")]) == 1200
+def test_a_compile_gets_room_beyond_a_measured_peak_and_the_default_is_as_stated() -> None:
+    assert Estimate(1.0, 800, "measured").room_bytes == 1000
+    assert Estimate(1.0, 1200, "default").room_bytes == 1200
 
 
-def test_a_makespan_puts_the_longest_compiles_first() -> None:
-    assert makespan([], 2) == 0
-    assert makespan([1.0, 2.0, 3.0], 1) == 6.0
-    assert makespan([1.0, 2.0, 3.0], 2) == 3.0
-    assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0
+def test_what_one_kind_of_compiler_takes_says_nothing_about_another(store: LocalStore) -> None:
+    with costs_of(store, remember=True) as costs:
+        costs.measured(KEY, Cost(7.0, 500_000_000, 100))
+    put_graph(store, "one", seconds=12.0, nodes=100)
+    with costs_of(store, remember=True, family="neuron") as costs:
+        other = costs.estimate(xxh3_128_hex(b"ir"), 100)
+        assert other == Estimate(DEFAULT_SECONDS["neuron"], DEFAULT_BYTES["neuron"], "default")
+        costs.measured(xxh3_128_hex(b"other ir"), Cost(900.0, 20_000_000_000, 110))
+        assert costs.estimate(xxh3_128_hex(b"ir"), 100).seconds == 900.0
+
+
+def test_the_room_is_what_the_machine_has_unless_somebody_says_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: Amount(5_000, "a test"))
+    monkeypatch.setattr(memory, "cpus", lambda: Amount(3, "a test"))
+    assert capacity(None).to_json() == {
+        "slots": 3,
+        "cpus": {"count": 3, "source": "a test"},
+        "memory": {"bytes": 5_000, "source": "a test"},
+    }
+    assert (capacity(None).budget, capacity(7).slots, capacity(7).budget) == (5_000, 7, None)
 
 
 def graph(tmp_path: Path) -> TracedGraph:
@@ -104,15 +121,15 @@ def compile_one(
     product = Product("host", "graphs/code", tmp_path / "code")
 
     def run(requests: list[CompileRequest], **given: Any) -> Iterator[Event]:
-        asked.update(given)
+        asked.update(given, requests=requests)
         for request in requests:
             yield Event(request.compile_key, "done", 9.0, Compiled(request.compile_key, [product], 9.0, 600_000_000))
 
     monkeypatch.setattr("neffcache.compile.pool.run", run)
-    monkeypatch.setattr("neffcache.compile.pool.memory_limit", lambda: 1_000_000_000)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(memory, "available", lambda: Amount(1_000_000_000, "a test"))
+    monkeypatch.setattr(memory, "cpus", lambda: Amount(8, "a test"))
     result = WarmResult(job_of(request_of()))
-    flow._compile(result.job, [graph(tmp_path)], store, tmp_path, None, Progress(), result)
+    flow._compile(result.job, [graph(tmp_path)], store, tmp_path, How(), Progress(), result)
     return result, asked
 
 
@@ -125,15 +142,17 @@ def test_a_warm_remembers_what_each_compile_took(
         assert index.cost(KEY) == Cost(9.0, 600_000_000, 100)
 
 
-def test_a_warm_starts_as_many_workers_as_the_measured_peak_lets_fit(
+def test_a_warm_tells_the_pool_how_much_memory_each_compile_needs_and_how_much_there_is(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Index.open(store) as index:
         index.put_cost(KEY, Cost(9.0, 200_000_000, 100))
-    assert compile_one(store, tmp_path, monkeypatch)[1]["jobs"] == 4  # 1 GB / (1.25 x 0.2 GB)
+    _, asked = compile_one(store, tmp_path, monkeypatch)
+    assert (asked["jobs"], asked["budget"]) == (8, 1_000_000_000)
+    assert [request.peak_bytes for request in asked["requests"]] == [250_000_000]  # 1.25 x 0.2 GB
 
 
-@pytest.mark.parametrize("broken", ["open", "put_cost", "file"])
+@pytest.mark.parametrize("broken", ["open", "put_cost", "failure", "file"])
 def test_a_broken_index_never_fails_a_warm(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

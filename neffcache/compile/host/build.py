@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from neffcache.compile.failures import failure, of_text, shortened
 from neffcache.compile.host import torch_internals
 from neffcache.compile.host.identity import identity_in_rank
 from neffcache.compile.toolchain import Compiled, CompileRequest, Product
@@ -92,10 +93,16 @@ def compile_payload(payload: Payload, settings: Any, into: Path, compile_key: st
             try:
                 artifact = torch_internals.standalone_compile(payload.module, example_inputs(payload.module))
             except Exception as fault:
-                first = str(fault).strip().splitlines() or [type(fault).__name__]
-                raise CompileFailed(
+                said = shortened(str(fault))
+                if (told := of_text(compile_key, compile_key, said, log=said)) is not None:
+                    raise told from fault  # the machine's fault or want of memory, not the graph's
+                first = said.strip().splitlines() or [type(fault).__name__]
+                raise failure(
+                    "failed",
                     f"Inductor could not compile {compile_key}: {first[0][:300]}",
-                    details={"compile_key": compile_key, "fault": type(fault).__name__, "log": str(fault)[-20000:]},
+                    compile_key=compile_key,
+                    fault=type(fault).__name__,
+                    log=said,
                 ) from fault
         artifact.save(path=os.fspath(into / "code"), format="binary")
     for name, built in kernels.items():
