@@ -347,7 +347,8 @@ def replay(
     """
     view = materialise(store, candidate)
     try:
-        for number, (rank, ranks) in enumerate(zip(traced.representatives, traced.classes, strict=True)):
+        of_classes = zip(traced.representatives, traced.edges, traced.classes, strict=True)
+        for number, (rank, edge, ranks) in enumerate(of_classes):
             expected = sorted({key for keys in ranks.graphs.values() for key in keys})
             outcome = call(
                 "neffcache.flows.worker_trace",
@@ -356,6 +357,7 @@ def replay(
                     "rank": rank,
                     "world_size": job.world_size,
                     "cpu": True,
+                    "edge": edge,
                     "view": str(view.path),
                     "toolchain": job.toolchain_id,
                     "expected": expected,

@@ -35,17 +35,9 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     if given["cpu"]:
         titan.use_cpu()
     titan.probe()
-    module = given["module"] or titan.find_module(given["function"])
-    chosen = ["--module", module, "--config", given["function"]]
-    base = titan.load_config(chosen)
-    settings = dict(given["settings"])
-    replaced: list[titan.Replacement] = []
-    if given["cpu"]:
-        replaced = titan.host_replacements(base)
-        own = titan.replacement_settings(base, replaced)
-        settings = {**{name: value for name, value in own.items() if name not in settings}, **settings}
-    arguments = [*chosen, *titan.setting_arguments(base, settings)]
-    config = titan.load_config(arguments)
+    config, arguments, replaced = titan.command_line(
+        given["module"], given["function"], given["settings"], cpu=given["cpu"]
+    )
     return {
         "arguments": arguments,
         "document": workload_document(config, os.environ),

@@ -16,7 +16,8 @@ from neffcache.flows.workers import SERIES, answer, answer_series
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?}.
+    """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?,
+    "edge"?: what the first pipeline stage receives}.
 
     With "changes" the fields at these paths get these values first, and what else could be changed is in the answer.
     """
@@ -37,7 +38,14 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         variation.apply(config, given["changes"])
     replay = _replay(given) if "view" in given else None
     capture = Capture(payloads=replay is None) if replay is None else replay
-    seen = trace(config, rank=given["rank"], world_size=given["world_size"], capture=capture, cpu=given["cpu"])
+    seen = trace(
+        config,
+        rank=given["rank"],
+        world_size=given["world_size"],
+        capture=capture,
+        cpu=given["cpu"],
+        edge=given.get("edge"),
+    )
     graphs: list[dict[str, Any]] = []
     for number, graph in enumerate(seen.graphs):
         entry = {
@@ -68,6 +76,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "eager": dict(seen.eager),
         "seconds": seen.seconds,
         "peak_bytes": seen.peak_bytes,
+        "sent": dict(seen.sent),
+        "received": dict(seen.received),
         **({} if replay is None else replay.outcome()),
         **varied,
     }

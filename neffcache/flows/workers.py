@@ -12,12 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from neffcache.errors import Bug, NeffcacheError, StoreFault, revive
+from neffcache.errors import Bug, NeffcacheError, StoreFault, Unsupported, revive
 from neffcache.lifetime import die_with_parent, end_group
 from neffcache.variables import without_rank
 
@@ -51,9 +52,32 @@ class Worker:
         if self._process.poll() is None:
             end_group(self._process)
 
-    def result(self) -> dict[str, Any]:
-        """The worker's result. Raises the worker's own NeffcacheError, Bug when it left none."""
+    def result(self, *, seconds: float | None = None, memory: int | None = None) -> dict[str, Any]:
+        """The worker's result. Raises the worker's own NeffcacheError, Bug when it left none.
+
+        With limits the worker is ended, and Unsupported raised, when it takes longer or more resident bytes.
+        """
+        if seconds is not None or memory is not None:
+            self._watch(seconds or float("inf"), memory or 1 << 62)
         return _read(self.module, self._place / "out.json", self._process.wait(), self._place / "log")
+
+    def _watch(self, seconds: float, memory: int) -> None:
+        started = time.monotonic()
+        while True:
+            try:
+                self._process.wait(0.5)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+            used = resident(self._process.pid)
+            over = ""
+            if time.monotonic() - started > seconds:
+                over = f"takes longer than {seconds:.0f} s"
+            elif used > memory:
+                over = f"needs more than {memory / 1e9:.1f} GB of memory"
+            if over:
+                end_group(self._process)
+                raise Unsupported(f"{self.module.rpartition('.')[2]} {over} and was ended", details={"class": "limit"})
 
 
 class Series:
@@ -113,6 +137,19 @@ def _read(module: str, target: Path, status: int, log_file: Path) -> dict[str, A
         raise revive(answer["error"])
     result: dict[str, Any] = answer["result"]
     return result
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process and its children, 0 when it is gone."""
+    import psutil
+
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += each.memory_info().rss
+    return total
 
 
 def call(module: str, document: Mapping[str, Any], environ: Mapping[str, str], directory: Path) -> dict[str, Any]:

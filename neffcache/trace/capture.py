@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from neffcache.graph.neuron import findings
 from neffcache.graph.payload import pack
 from neffcache.graph.text import GraphText, canonical_text
 from neffcache.graph.uncacheable import Uncacheable
@@ -37,13 +38,18 @@ class CapturedGraph:
 
 @dataclass
 class Capture:
-    """Collects the graphs of a run; equal graphs (text and settings) are kept once, in the order of first use."""
+    """Collects the graphs of a run; equal graphs (text and settings) are kept once, in the order of first use.
+
+    With `inspect` each is also looked at for what TorchNeuron cannot take: `neuron`.
+    """
 
     payloads: bool = True
+    inspect: bool = False
     phase: str = "first_step"
     graphs: dict[tuple[str, str], CapturedGraph] = field(default_factory=dict)
     calls: int = 0
     uncacheable: dict[str, str] = field(default_factory=dict)
+    neuron: list[dict[str, Any]] = field(default_factory=list)
 
     def compiler(
         self, kind: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: torch_internals.Settings
@@ -58,9 +64,13 @@ class Capture:
             text, using = canonical_text(gm), settings()
         except Uncacheable as fault:
             self.uncacheable[name] = fault.message
+            if self.inspect:
+                self.neuron += [found.to_json(name) for found in findings(gm)]
             return shapes_only(gm)
         identity = text.sha256, digest(using)
         if identity not in self.graphs:
+            if self.inspect:
+                self.neuron += [found.to_json(name) for found in findings(gm)]
             payload, reason = self._payload(gm, text)
             self.graphs[identity] = CapturedGraph(kind, name, self.phase, text, using, payload, reason)
         return shapes_only(gm)

@@ -6,7 +6,6 @@ what is private or may move is listed in `TOUCHED` and probed: an unknown TorchT
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import difflib
@@ -15,15 +14,16 @@ import importlib.metadata
 import io
 import os
 import re
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from neffcache.errors import Unsupported, Usage
 from neffcache.probing import require
+from neffcache.trace import registries
 
 CHECKED_ON = "0.3.0"
 TOUCHED = (
@@ -31,8 +31,6 @@ TOUCHED = (
     ("torchtitan.config.override", "override"),
     ("torchtitan.config.override", "derive"),
     ("torchtitan.config.override", "format_cli_imports"),
-    ("torchtitan.models", "_supported_models"),
-    ("torchtitan.experiments", "_supported_experiments"),
     ("torchtitan.trainer", "Trainer.train_step"),
     ("torchtitan.trainer", "Trainer.forward_backward_step"),
     ("torchtitan.trainer", "Trainer.batch_generator"),
@@ -131,13 +129,75 @@ def load_config(arguments: Sequence[str]) -> Any:
         raise (Unsupported if own else Usage)(f"TorchTitan refuses this configuration: {fault}") from None
     except ImportError as fault:
         said_so = re.match(r"(\w+) is not installed", str(fault))
-        package = said_so[1] if said_so else fault.name
+        package = said_so[1] if said_so else fault.name or _absent_package(arguments)
         if package and not package.startswith("torchtitan"):
             raise Unsupported(
                 f"this configuration needs the package {package}, which is not installed",
-                details={"package": package},
+                details={"package": package.partition(".")[0]},
             ) from None
         raise Usage(f"TorchTitan cannot find this configuration: {fault}") from None
+    except Exception as fault:
+        first = next(iter(str(fault).strip().splitlines()), "")
+        raise Unsupported(
+            f"TorchTitan cannot build this configuration: {type(fault).__name__}: {first[:300]}",
+            details={"log": "".join(traceback.format_exception(fault))[-20000:]},
+        ) from fault
+
+
+def _absent_package(arguments: Sequence[str]) -> str | None:
+    """What a registry fails to import, "" unknown: TorchTitan tries several names and keeps the last failure only."""
+    module = arguments[list(arguments).index("--module") + 1] if "--module" in arguments else ""
+    for entry in registries.registered():
+        if entry.module == module:
+            try:
+                importlib.import_module(f"{entry.path}.config_registry")
+            except ModuleNotFoundError as fault:
+                return fault.name
+            except ImportError:
+                return None
+            return None
+    return None
+
+
+def require_trainer(config: Any) -> None:
+    """Raise Unsupported for what is no Trainer.Config: a reinforcement-learning controller, for one."""
+    from torchtitan.trainer import Trainer
+
+    if not isinstance(config, Trainer.Config):
+        kind = type(config)
+        raise Unsupported(
+            f"this configuration is a {kind.__module__}.{kind.__qualname__}, not one of a Trainer: "
+            "what it compiles cannot be traced through train_step"
+        )
+
+
+def command_line(
+    module: str, function: str, settings: Mapping[str, Any], *, cpu: bool
+) -> tuple[Any, list[str], list[Replacement]]:
+    """(Trainer.Config, TorchTitan's arguments, what the host harness replaces) of a configuration with these options.
+
+    Raises Usage, Unsupported.
+    """
+    chosen = ["--module", module or find_module(function), "--config", function]
+    base = load_config(chosen)
+    require_trainer(base)
+    settings = dict(settings)
+    replaced: list[Replacement] = []
+    if cpu:
+        replaced = host_replacements(base)
+        own = replacement_settings(base, replaced)
+        settings = {**{name: value for name, value in own.items() if name not in settings}, **settings}
+    arguments = [*chosen, *setting_arguments(base, settings)]
+    return load_config(arguments), arguments, replaced
+
+
+def execution_mode(config: Any) -> str:
+    """How a configuration runs: per-block, simple_fsdp_jit, simple_fsdp_aot_fx_trace, or eager."""
+    if not config.compile.enable:
+        return "eager"
+    if hasattr(config.compile, "mode"):
+        return "eager" if config.compile.mode is None else f"simple_fsdp_{config.compile.mode}"
+    return "per-block" if config.compile.components else "eager"
 
 
 def _refusal(said: str) -> str:
@@ -154,8 +214,12 @@ def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:
     `config` is the configuration before them; it tells flags from values. Usage for an option that does not exist.
     """
     arguments: list[str] = []
+    last: list[str] = []
     for path, value in settings.items():
         current = _option(config, path)
+        if path == CHECKPOINTING:
+            last.append(f"{CHECKPOINTING.replace('_', '-')}:{_policy(value)}")
+            continue
         if isinstance(current, bool):
             section, _, name = path.rpartition(".")
             prefix = f"{section}." if section else ""
@@ -166,7 +230,19 @@ def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:
             arguments += [f"--{path}", ",".join(str(item) for item in value)]
         else:
             arguments += [f"--{path}", str(value)]
-    return arguments
+    return arguments + last
+
+
+CHECKPOINTING = "activation_checkpoint"
+POLICIES = ("selective", "full", "memory-budget", "none")
+"""TorchTitan's activation-checkpoint policies: subcommands of its command line, which come last."""
+
+
+def _policy(value: Any) -> str:
+    name = str(value).lower().replace("_", "-")
+    if name not in POLICIES:
+        raise Usage(f"--set {CHECKPOINTING} takes one of {', '.join(POLICIES)}, not {value!r}")
+    return name
 
 
 def _truth(path: str, value: Any) -> bool:
@@ -208,17 +284,8 @@ def find_module(function: str) -> str:
 
     Registries are read, not imported: an import of all of them would change the process that asks.
     """
-    from torchtitan.experiments import _supported_experiments
-    from torchtitan.models import _supported_models
-
-    names: list[str] = []
-    found: list[str] = []
-    for folder, modules in (("models", _supported_models), ("experiments", _supported_experiments)):
-        for module in sorted(modules):
-            known = _registry_functions(folder, module)
-            names += known
-            if function in known:
-                found.append(module)
+    known = registries.registered()
+    found = [entry.module for entry in known if entry.function == function]
     if len(found) == 1:
         return found[0]
     if found:
@@ -226,23 +293,11 @@ def find_module(function: str) -> str:
             f"several TorchTitan modules have a configuration {function}: {', '.join(found)}",
             hint=f"say which: {found[0]}:{function}",
         )
-    near = difflib.get_close_matches(function, names, n=1)
+    near = difflib.get_close_matches(function, [entry.function for entry in known], n=1)
     raise Usage(
         f"TorchTitan {version()} has no configuration {function}",
         hint=f"did you mean {near[0]}?" if near else "module:config names one outside TorchTitan",
     )
-
-
-def _registry_functions(folder: str, module: str) -> list[str]:
-    """The public functions that a module's config_registry.py defines, [] when it has none."""
-    import torchtitan
-
-    assert torchtitan.__file__ is not None
-    path = Path(torchtitan.__file__).parent.joinpath(folder, *module.split("."), "config_registry.py")
-    if not path.is_file():
-        return []
-    tree = ast.parse(path.read_text())
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
 
 
 def mesh_degrees(config: Any) -> dict[str, int]:

@@ -11,6 +11,8 @@ What is touched, and why a public way does not serve:
 - `torch._inductor.config` and `torch._functorch.config`: settings that change generated code.
 - `torch._dynamo.symbolic_convert.get_funcname`: tokenizes each source file that Dynamo meets, for a line of a log that
   is nearly always off.
+- `torch.distributed.pipelining`: a fake process group carries nothing, so the shapes that stages tell each other before
+  the first step are given by `stages_alone`, and sending and receiving activations does nothing.
 
 `probe()` fails loudly, by name, when one of them has moved.
 """
@@ -26,6 +28,7 @@ from typing import Any
 
 import torch
 
+from neffcache.errors import Unsupported
 from neffcache.probing import require
 
 CHECKED_ON = "2.14"
@@ -48,6 +51,19 @@ TOUCHED = (
     ("torch._dynamo.config", "fail_on_recompile_limit_hit"),
     ("torch._inductor.config", "get_config_copy"),
     ("torch._functorch.config", "get_config_copy"),
+    ("torch.distributed.pipelining.schedules", "_batch_p2p"),
+    ("torch.distributed.pipelining.schedules", "_sorted_batch_p2p"),
+    ("torch.distributed.pipelining.schedules", "_PipelineSchedule._warmup_p2p"),
+    ("torch.distributed.pipelining.stage", "PipelineStage._send_meta"),
+    ("torch.distributed.pipelining.stage", "PipelineStage._recv_meta"),
+    ("torch.distributed.pipelining.stage", "PipelineStage._forward_metadata_inference"),
+    ("torch.distributed.pipelining.stage", "PipelineStage._backward_metadata_inference"),
+    ("torch.distributed.pipelining._utils", "_TensorMeta"),
+    ("torch.distributed.pipelining._utils", "_DTensorMeta"),
+    ("torch.distributed.pipelining._utils", "_StageForwardMeta"),
+    ("torch.distributed.pipelining._utils", "_StageBackwardMeta"),
+    ("torch.distributed.pipelining._utils", "_derive_grad_metas"),
+    ("torch.distributed.pipelining._utils", "InferenceMode.needs_dynamic"),
 )
 
 Settings = Callable[[], dict[str, Any]]
@@ -228,6 +244,125 @@ def eager_collectives_stay_asynchronous() -> Iterator[None]:
         yield
     finally:
         funcol._are_we_tracing, funcol._maybe_wrap_tensor = tracing, wrap
+
+
+Edge = list[dict[str, Any]]
+"""Tensors that cross from one pipeline stage to the next: {"shape", "stride", "dtype", "requires_grad"} each."""
+
+
+class Edges:
+    """What crosses the edges of this rank's pipeline stages, as it is told before the first step.
+
+    A stage's input is what the stage before sends; in one process that is not known, so it is taken from `given`, else
+    from an earlier stage of this rank: between two blocks of a decoder every edge is alike. `sent` and `received` are
+    for whoever compares the edges of all ranks: {"forward 0>1": [...], "backward 1>0": [...]}.
+    """
+
+    def __init__(self, given: Edge | None) -> None:
+        self._given = given
+        self.sent: dict[str, Edge] = {}
+        self.received: dict[str, Edge] = {}
+
+    def forward(self) -> Edge:
+        edge = self._given
+        for name, sent in self.sent.items():
+            if name.startswith("forward"):
+                edge = sent
+        if edge is None:
+            raise Unsupported("what the first pipeline stage of this rank receives is not known")
+        return edge
+
+
+def _edge(metas: Any) -> Edge:
+    utils: Any = importlib.import_module("torch.distributed.pipelining._utils")
+    found: Edge = []
+    for meta in metas:
+        if isinstance(meta, utils._DTensorMeta):
+            raise Unsupported("DTensors cross the edges of these pipeline stages, which one process cannot stand for")
+        if meta is None:
+            found.append({})
+            continue
+        dtype = str(meta.dtype).removeprefix("torch.")
+        found.append(
+            {
+                "shape": list(meta.shape),
+                "stride": list(meta.stride),
+                "dtype": dtype,
+                "requires_grad": bool(meta.requires_grad),
+            }
+        )
+    return found
+
+
+def _metas(edge: Edge) -> tuple[Any, ...]:
+    utils: Any = importlib.import_module("torch.distributed.pipelining._utils")
+    return tuple(
+        utils._TensorMeta(
+            shape=torch.Size(item["shape"]),
+            stride=tuple(item["stride"]),
+            dtype=getattr(torch, item["dtype"]),
+            requires_grad=item["requires_grad"],
+        )
+        for item in edge
+    )
+
+
+@contextlib.contextmanager
+def stages_alone(edges: Edges) -> Iterator[None]:
+    """Pipeline stages of one rank run without their neighbours: nothing is sent, and `edges` says what is received.
+
+    A gradient that comes back has the form of the activation that went out (PyTorch's own rule for plain tensors).
+    """
+    schedules: Any = importlib.import_module("torch.distributed.pipelining.schedules")
+    stages: Any = importlib.import_module("torch.distributed.pipelining.stage")
+    utils: Any = importlib.import_module("torch.distributed.pipelining._utils")
+    cls = stages.PipelineStage
+    direction = ["forward"]
+
+    def warm(self: Any, local: Any, has_backward: bool, p2p_done: bool) -> None:
+        for stage in local:
+            dynamic = utils.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+            stage._inference_mode = utils.InferenceMode.DYNAMIC if dynamic else utils.InferenceMode.STATIC
+
+    def send(self: Any, meta: Any, dst_stage: int) -> None:
+        metas = meta.forward_metas if direction[0] == "forward" else meta.backward_metas
+        edges.sent[f"{direction[0]} {self.stage_index}>{dst_stage}"] = _edge(metas)
+
+    def receive(self: Any, src_stage: int) -> Any:
+        if direction[0] == "forward":
+            edge = edges.forward()
+            answer = utils._StageForwardMeta(forward_metas=_metas(edge))
+        else:
+            metas = utils._derive_grad_metas(self._stage_meta.outputs)
+            edge = _edge(metas)
+            answer = utils._StageBackwardMeta(backward_metas=metas)
+        edges.received[f"{direction[0]} {src_stage}>{self.stage_index}"] = edge
+        return answer
+
+    def facing(name: str, inference: Any) -> Any:
+        def inferred(self: Any, *args: Any, **given: Any) -> Any:
+            direction[0] = name
+            return inference(self, *args, **given)
+
+        return inferred
+
+    replaced = (
+        (schedules, "_batch_p2p", lambda ops, desc=None: []),
+        (schedules, "_sorted_batch_p2p", lambda ops, desc=None: {}),
+        (schedules._PipelineSchedule, "_warmup_p2p", warm),
+        (cls, "_send_meta", send),
+        (cls, "_recv_meta", receive),
+        (cls, "_forward_metadata_inference", facing("forward", cls._forward_metadata_inference)),
+        (cls, "_backward_metadata_inference", facing("backward", cls._backward_metadata_inference)),
+    )
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def compiling() -> bool:

@@ -28,7 +28,10 @@ MAX_STEPS = 6
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank of a job compiles. `seconds` is wall time, `peak_bytes` the process's resident peak."""
+    """What one rank of a job compiles. `seconds` is wall time, `peak_bytes` the process's resident peak.
+
+    `sent` and `received` are what crosses the edges of this rank's pipeline stages, by edge.
+    """
 
     rank: int
     graphs: Sequence[CapturedGraph]
@@ -37,13 +40,24 @@ class Trace:
     calls: int
     seconds: float
     peak_bytes: int
+    sent: Mapping[str, torch_internals.Edge]
+    received: Mapping[str, torch_internals.Edge]
 
 
-def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: bool) -> Trace:
+def trace(
+    config: Any,
+    *,
+    rank: int,
+    world_size: int,
+    capture: Capture,
+    cpu: bool,
+    edge: torch_internals.Edge | None = None,
+) -> Trace:
     """Run the configuration's steps on fake tensors as `rank` of `world_size`; the process must be fresh.
 
-    `capture` collects the graphs (or, in a replay, loads them). Raises Unsupported when the configuration cannot be
-    traced, or when every step adds graphs.
+    `capture` collects the graphs (or, in a replay, loads them); `edge` is what this rank's first pipeline stage
+    receives, None for a rank that has the first of all. Raises Unsupported when the configuration cannot be traced, or
+    when every step adds graphs.
     """
     started = time.perf_counter()
     torch_internals.probe()
@@ -57,8 +71,10 @@ def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: boo
     ops = EagerOps()
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
     phases: list[str] = []
+    edges = torch_internals.Edges(edge)
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
+            stack.enter_context(torch_internals.stages_alone(edges))
             trainer = _reasoned(config.build)
             stack.enter_context(ops)
             steps = titan.run_fake_steps(trainer, fake)
@@ -87,6 +103,8 @@ def trace(config: Any, *, rank: int, world_size: int, capture: Capture, cpu: boo
         calls=capture.calls,
         seconds=round(time.perf_counter() - started, 3),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        sent=edges.sent,
+        received=edges.received,
     )
 
 

@@ -55,6 +55,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TracedGraph]
             graphs={graph.compile_key: graph for graph in graphs},
             classes=(RankClass("0-3", {"first_step": keys}),),
             representatives=(0,),
+            edges=(None,),
             phases=("first_step",),
             uncacheable={},
             eager={},

@@ -1,0 +1,142 @@
+"""Probe a configuration: trace it at its default placement in a process of its own, and give the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neffcache.errors import NeffcacheError, Unsupported, Usage
+from neffcache.flows.neuron import job_findings, mode_findings
+from neffcache.flows.request import Request, make_request
+from neffcache.flows.resolve import toolchain_environment
+from neffcache.flows.verdicts import OPTIONAL, Verdict
+from neffcache.flows.warmers import WarmerRun
+from neffcache.flows.warmers import known as known_runs
+from neffcache.flows.workers import Worker
+from neffcache.key.canonical import digest
+from neffcache.key.target import Mesh, resolve_mesh
+from neffcache.trace.registries import Registered
+
+SECONDS = 240.0
+MEMORY = 6_000_000_000
+
+
+def run_of(entry: Registered, runs: Mapping[str, WarmerRun]) -> str:
+    """What to type for a registry function: the warmer's run of it, else its name."""
+    same = [run for run in runs.values() if run.config == entry.function and run.module in ("", entry.module)]
+    best = next((run for run in same if run.name == entry.function), same[0] if same else None)
+    if best is not None:
+        return best.name
+    return entry.function if entry.function not in runs else f"{entry.module}:{entry.function}"
+
+
+def probe(
+    entry: Registered,
+    environ: Mapping[str, str],
+    place: Path,
+    *,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+) -> Verdict:
+    """The verdict on one configuration. Never raises for what is wrong with the configuration: that is the verdict."""
+    name = run_of(entry, known_runs(environ))
+    common: dict[str, Any] = {
+        "family": entry.family,
+        "module": entry.module,
+        "config": entry.function,
+        "run": name if name != entry.function else "",
+    }
+    started = time.monotonic()
+    try:
+        request = make_request(name, environ=environ)
+        lncs = _ranks_at_lnc(name, environ)
+        common |= {
+            "target": request.placement.target,
+            "ranks": request.placement.world_size,
+            "ranks_at_lnc": {str(lnc): placed.placement.world_size for lnc, placed in lncs.items()},
+        }
+        found, needs = _needing(request, entry, environ, place, seconds, memory)
+    except NeffcacheError as fault:
+        return Verdict(**common, verdict="unsupported", reason=reason_of(fault.to_json()))
+    common |= {"needs": needs, "mode": found.get("mode", ""), "peak_bytes": found["peak_bytes"]}
+    common |= {"seconds": found.get("seconds", round(time.monotonic() - started, 3))}
+    common |= {"mesh": _mesh(found, request), "replaced": found.get("replaced", [])}
+    if "refused" in found:
+        missing = found["refused"].get("details", {}).get("package", "")
+        return Verdict(**common, verdict="unsupported", missing=missing, reason=reason_of(found["refused"]))
+    graphs = found["graphs"]
+    mesh = resolve_mesh(Mesh(**found["mesh"]), request.placement.world_size)
+    return Verdict(
+        **common,
+        verdict="traces",
+        reason="" if graphs or found["uncacheable"] else "nothing in it is compiled: every operator runs eagerly",
+        neuron=[*job_findings(mesh, request.placement), *mode_findings(graphs), *_together(found["neuron"])],
+        phases=found["phases"],
+        graphs=len(graphs) + len(found["uncacheable"]),
+        nodes=sum(graph["nodes"] for graph in graphs),
+        dynamic=sum(graph["symbolic"] for graph in graphs),
+        uncacheable=found["uncacheable"],
+        graphs_digest=digest(sorted([graph["text"], graph["env"]] for graph in graphs))[:16],
+    )
+
+
+def _needing(
+    request: Request, entry: Registered, environ: Mapping[str, str], place: Path, seconds: float, memory: int
+) -> tuple[dict[str, Any], list[str]]:
+    """What the worker found, and which optional packages it takes: each is hidden until its absence stops it."""
+    needs: list[str] = []
+    while True:
+        document = {
+            "module": request.module or entry.module,
+            "function": request.function,
+            "settings": dict(request.settings),
+            "world_size": request.placement.world_size,
+            "cpu": True,
+            "hidden": [name for name in OPTIONAL if name not in needs],
+        }
+        environment = {**environ, **toolchain_environment(environ, request.placement.world_size)}
+        with Worker("neffcache.flows.worker_probe", document, environment, place) as worker:
+            found = worker.result(seconds=seconds, memory=memory)
+        package = found.get("refused", {}).get("details", {}).get("package", "")
+        if package not in OPTIONAL or package in needs:
+            return found, needs
+        needs.append(package)
+
+
+def _mesh(found: Mapping[str, Any], request: Request) -> dict[str, int]:
+    if "mesh" not in found:
+        return {}
+    try:
+        return dict(vars(resolve_mesh(Mesh(**found["mesh"]), request.placement.world_size)))
+    except Usage:
+        return dict(found["mesh"])
+
+
+def _ranks_at_lnc(name: str, environ: Mapping[str, str]) -> dict[int, Request]:
+    """The request at both LNCs; a run on CPUs has one placement only."""
+    found: dict[int, Request] = {}
+    for lnc in (1, 2):
+        try:
+            found[lnc] = make_request(name, lnc=lnc, environ=environ)
+        except Usage:
+            continue
+    return found
+
+
+def _together(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each rule once: the first graph and node that meet it, and how many nodes do."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in findings:
+        first = found.setdefault(each["rule"], {**each, "count": 0})
+        first["count"] += each["count"]
+    return list(found.values())
+
+
+def reason_of(refused: Mapping[str, Any]) -> str:
+    """One sentence without paths or addresses of this machine."""
+    text = " ".join(str(refused["message"]).split())
+    if refused["error"] not in (Unsupported.__name__, Usage.__name__):
+        text = f"{refused['error']}: {text}"
+    return text[:400]
