@@ -323,6 +323,9 @@ def stages_alone(edges: Edges) -> Iterator[None]:
         for stage in local:
             dynamic = utils.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
             stage._inference_mode = utils.InferenceMode.DYNAMIC if dynamic else utils.InferenceMode.STATIC
+            if stage.device.type == "cpu":
+                # A real CPU tensor forgets the index of its device, a fake one keeps it and fails its guards.
+                stage.device = torch.device("cpu")
 
     def send(self: Any, meta: Any, dst_stage: int) -> None:
         metas = meta.forward_metas if direction[0] == "forward" else meta.backward_metas
