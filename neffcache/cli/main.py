@@ -14,6 +14,7 @@ from neffcache import __version__
 from neffcache.errors import Bug, NeffcacheError
 
 VERBS = {
+    "configs": "Every known configuration with its verdict.",
     "key": "The job key of a configuration and its five components.",
     "plan": "What a warm would trace and compile; compiles nothing.",
     "warm": "Trace, compile what is missing, write manifests.",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @click.command("plan", epilog="Example:  neffcache plan llama3_70b --lnc 2")
 @click.argument("configs", nargs=-1, metavar="CONFIG...")
-@click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
+@click.option("--all", "every", is_flag=True, help="Every run, told by refs and verdicts.")
+@click.option("--trace", is_flag=True, help="With --all: trace each of them.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")
 @job_options
 @store_option
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def command(
     configs: tuple[str, ...],
     every: bool,
+    trace: bool,
     jobs: int | None,
     directory: str | None,
     choose: Callable[[str], Any],
@@ -35,13 +37,15 @@ def command(
     default; the plan says how often which.
     """
     from neffcache.cli.several import for_each
+    from neffcache.flows.everything import everything
     from neffcache.flows.plan import plan
-    from neffcache.flows.warmers import known
 
-    names = list(configs) or (list(known(os.environ)) if every else [])
+    store = open_to_mend(directory)
+    if every and not configs and not trace:
+        return _outlined(store, jobs, choose, output)
+    names = list(configs) or ([entry.name for entry in everything(os.environ) if entry.supported] if every else [])
     if not names:
         raise click.UsageError("give a CONFIG, or --all")
-    store = open_to_mend(directory)
 
     def one(name: str) -> tuple[dict[str, Any], list[str]]:
         found = plan(choose(name), store, os.environ, jobs=jobs, progress=output.note)
@@ -53,6 +57,42 @@ def command(
         if done.fault.hint:
             output.note(f"hint: {done.fault.hint}")
         return done.fault.exit_code
+    return 0
+
+
+def _outlined(store: Any, jobs: int | None, choose: Callable[[str], Any], output: Output) -> int:
+    """Every entry in a few seconds: nothing is resolved or traced."""
+    from neffcache.cli.table import table
+    from neffcache.compile import pool
+    from neffcache.flows.costs import WORKER_BYTES
+    from neffcache.flows.everything import everything, outlines
+
+    workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, jobs)
+    found, seconds = outlines(everything(os.environ), choose, store, workers=workers)
+    lines = table(
+        ("config", "state", "known by", "ranks", "graphs", "hit", "trace", "compile", "reason"),
+        [
+            (
+                entry.name,
+                entry.state,
+                entry.known_by,
+                "" if entry.ranks is None else entry.ranks,
+                entry.total,
+                entry.hit,
+                f"{entry.trace_seconds:.0f} s",
+                f"{entry.compile_seconds / 60:.1f} min",
+                entry.reason[:80],
+            )
+            for entry in found
+        ],
+        right=("ranks", "graphs", "hit", "trace", "compile"),
+    )
+    unsupported = sum(entry.state == "unsupported" for entry in found)
+    lines.append(
+        f"{len(found)} runs: {len(found) - unsupported} can be warmed, {unsupported} cannot; about "
+        f"{seconds / 60:.0f} min of compiling with {workers} workers, less where runs share graphs"
+    )
+    output.emit([entry.to_json() for entry in found], lines)
     return 0
 
 

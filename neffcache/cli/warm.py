@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
 @click.argument("configs", nargs=-1, metavar="CONFIG...")
-@click.option("--all", "every", is_flag=True, help="Every run of the warmers.")
+@click.option("--all", "every", is_flag=True, help="Every run that can be warmed.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
 @click.option("--sign-key", type=click.Path(path_type=Path), help="Sign each complete manifest with this private key.")
 @click.option("--push", is_flag=True, help="Send each manifest to the remote when it is made.")
@@ -59,15 +59,16 @@ def command(
     With --native the job itself runs here, twice, and its compiler's own cache is kept.
     """
     from neffcache.cli.progress import progress_of
+    from neffcache.cli.table import table
     from neffcache.errors import NeffcacheError
+    from neffcache.flows.everything import Named, everything
     from neffcache.flows.request import words
     from neffcache.flows.trust import sign
     from neffcache.flows.warm import CHANNEL, warm
-    from neffcache.flows.warmers import known
     from neffcache.store.signing import private_key
 
-    names = list(configs) or (list(known(os.environ)) if every else [])
-    if not names:
+    entries = everything(os.environ) if every and not configs else [Named(name, None) for name in configs]
+    if not entries:
         raise click.UsageError("give a CONFIG, or --all")
     key = None if sign_key is None else private_key(sign_key)
     store = open_store(directory, writable=True)
@@ -76,8 +77,15 @@ def command(
     results: list[WarmResult] = []
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
+    rows: list[tuple[object, ...]] = []
     worst: NeffcacheError | None = None
-    for name in names:
+    for entry in entries:
+        name = entry.name
+        if not entry.supported:
+            assert entry.verdict is not None
+            documents.append({"config": name, "state": "unsupported", "reason": entry.verdict.reason})
+            rows.append((name, "unsupported", "", "", "", "", "", entry.verdict.reason[:80]))
+            continue
         with progress_of(output) as progress:
             try:
                 if lint:
@@ -86,10 +94,11 @@ def command(
                 if key is not None and result.complete and result.ref is not None:
                     sign(store, key, CHANNEL, result.ref)
             except NeffcacheError as fault:
-                if len(names) == 1:
+                if len(entries) == 1:
                     raise
-                documents.append({"config": name, **fault.to_json()})
+                documents.append({"config": name, "state": "failed", **fault.to_json()})
                 lines.append(f"{name}: {fault.message}")
+                rows.append((name, "FAILED", "", "", "", "", "", fault.message[:80]))
                 worst = worst or fault
                 continue
         results.append(result)
@@ -98,8 +107,9 @@ def command(
             documents[-1]["push"], kept_back = sending.send(name, result.job.key.cache_key)
             worst = worst or kept_back
         graphs = result.to_json()["graphs"]
+        state = "complete" if result.complete else "INCOMPLETE"
         lines.append(
-            f"{name}: {'complete' if result.complete else 'INCOMPLETE'}, {result.job.world_size} ranks, "
+            f"{name}: {state}, {result.job.world_size} ranks, "
             f"{graphs['total']} graphs = {graphs['hit']} hit + {graphs['compiled']} compiled + "
             f"{graphs['failed']} failed + {graphs['skipped']} skipped; "
             f"{_seconds(result)}, total {result.total_seconds:.1f} s"
@@ -111,8 +121,18 @@ def command(
             lines.append(f"  without TorchTitan: neffcache init {shlex.join(words(result.ref.request))}")
             if key is not None and result.complete:
                 lines.append(f"  signed by {key.public.signer}")
+        why = result.failures[0].message[:80] if result.failures else ""
+        seconds = f"{result.total_seconds:.0f} s"
+        counted = (graphs["total"], graphs["hit"], graphs["compiled"], graphs["failed"])
+        rows.append((name, state, result.job.world_size, *counted, why or seconds))
         output.failed(result.failures, result.fault)
         worst = worst or result.fault
+    if every:
+        lines = table(
+            ("config", "state", "ranks", "graphs", "hit", "compiled", "failed", ""),
+            rows,
+            right=("ranks", "graphs", "hit", "compiled", "failed"),
+        )
     output.emit(documents[0] if len(configs) == 1 else documents, lines)
     code = 0 if worst is None else worst.exit_code
     if report is not None and results:

@@ -1,7 +1,8 @@
 """Verdicts: what is known of every configuration of TorchTitan, as data that comes with neffcache for each version.
 
 `traces`: traced on fake tensors at its default mesh. `compiles`: the host toolchain compiled all its graphs.
-`trains`: a real run of several CPU ranks hit all of them. `unsupported`: not possible, and why. `unknown`: nobody looked.
+`trains`: a real run of several CPU ranks hit all of them. `unsupported`: not possible, and why. `unknown`: nobody
+looked.
 `scripts/verdicts` makes the data; no verdict says anything about a run on Trainium.
 """
 
@@ -94,7 +95,7 @@ def save(path: Path, sweep: Sweep) -> None:
     rows = ",\n".join(json.dumps(each.to_json()) for each in sweep.configs)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(f"{json.dumps(head)[:-1]}, \"configs\": [\n{rows}\n]}}\n")
+    temporary.write_text(f'{json.dumps(head)[:-1]}, "configs": [\n{rows}\n]}}\n')
     temporary.replace(path)
 
 

@@ -35,7 +35,16 @@ CHANGES = frozenset({"wide-type"})
 _SORTS = ("sort", "argsort", "msort")
 _NARROW = ("float8", "float4")
 _HOST_NAMESPACES = frozenset(
-    {"aten", "prims", "prim", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "inductor"}
+    {
+        "aten",
+        "prims",
+        "prim",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "c10d_functional",
+        "_dtensor",
+        "inductor",
+    }
     | {"device_mesh", "profiler", "higher_order", "spmd_types", "bucketing", "fsdp", "c10d"}
 )
 
