@@ -1,8 +1,8 @@
 """Trace a job: which ranks share all their graphs, and the compile key of each graph.
 
 The first and the last rank of a pipeline coordinate differ in every other coordinate of the mesh. When they trace the
-same graphs, all ranks of that coordinate form one class; otherwise one rank of every coordinate that can matter (tensor,
-context and expert parallel) is traced, and ranks with equal graphs are put together. Data-parallel ranks must agree:
+same graphs, all ranks of that coordinate form one class; otherwise one rank of every coordinate that can matter
+(tensor, context and expert parallel) is traced, and ranks with equal graphs are put together. Data-parallel ranks must agree:
 where they do not, the job is refused with the first line that differs. What a rank really needs is proved again by its
 own gate.
 

@@ -1,7 +1,7 @@
 """What TorchNeuron's documentation says it cannot take, or computes otherwise, looked for in flat graphs.
 
-A verdict by reading: nothing was compiled or run on a device. Sources: the TorchNeuron operator and `torch.compile` pages
-and the neuronx-cc error list (Neuron 2.33).
+A verdict by reading: nothing was compiled or run on a device. Sources: the TorchNeuron operator and `torch.compile`
+pages and the neuronx-cc error list (Neuron 2.33).
 """
 
 from __future__ import annotations

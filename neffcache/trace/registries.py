@@ -21,9 +21,9 @@ _HOMES = (("models",), ("experiments",), ("experiments", "rl", "examples"))
 
 @dataclass(frozen=True)
 class Registered:
-    """One function of a registry. `module` is what `--module` takes, `gives` the annotated type ("" when there is none).
+    """One function of a registry. `module` is what `--module` takes, `gives` the annotated type ("" without one).
 
-    `family` is a model family (`llama3`) or an experiment (`graph_trainer`); `path` the package that holds the registry.
+    `family` is a model family (`llama3`) or an experiment (`graph_trainer`); `path` the package of the registry.
     """
 
     family: str

@@ -349,7 +349,7 @@ def stages_alone(edges: Edges) -> Iterator[None]:
 
         return inferred
 
-    replaced = (
+    replaced: tuple[tuple[Any, str, Any], ...] = (
         (schedules, "_batch_p2p", lambda ops, desc=None: []),
         (schedules, "_sorted_batch_p2p", lambda ops, desc=None: {}),
         (schedules._PipelineSchedule, "_warmup_p2p", warm),
