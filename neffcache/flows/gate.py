@@ -128,6 +128,7 @@ def _rank_fault(report: RankReport, on_miss: str) -> NeffcacheError | None:
             details={"rank": rank, "counters": report.native.get("counters", {})},
         )
     unused = set(report.expected) - set(report.hits) - {entry["compile_key"] for entry in report.misses}
+    unused -= set(report.optional)
     if unused:
         return Miss(
             f"rank {rank} used {len(report.hits)} of the {len(report.expected)} graphs of its class",

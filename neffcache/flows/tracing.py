@@ -2,9 +2,9 @@
 
 The first and the last rank of a pipeline coordinate differ in every other coordinate of the mesh. When they trace the
 same graphs, all ranks of that coordinate form one class; otherwise one rank of every coordinate that can matter
-(tensor, context and expert parallel) is traced, and ranks with equal graphs are put together. Data-parallel ranks must agree:
-where they do not, the job is refused with the first line that differs. What a rank really needs is proved again by its
-own gate.
+(tensor, context and expert parallel) is traced, and ranks with equal graphs are put together. Data-parallel ranks must
+agree: where they do not, the job is refused with the first line that differs. What a rank really needs is proved again
+by its own gate.
 
 A pipeline stage is traced without its neighbours. What it receives is taken from rank 0's first stage, and what every
 stage says that it sends is compared with what the next one was given.

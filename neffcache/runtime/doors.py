@@ -85,6 +85,8 @@ class Doors(Rank):
     def expect(self, number: int) -> None:
         graphs = self.manifest.rank_classes[number].graphs
         self.report.expected = sorted({key for keys in graphs.values() for key in keys})
+        always = {key for phase, keys in graphs.items() if phase != titan.SHORT for key in keys}
+        self.report.optional = [key for key in self.report.expected if key not in always]
 
     def prepare(self) -> None:
         torch_internals.probe()

@@ -32,6 +32,7 @@ class RankReport:
 
     hits and misses count distinct compile keys; `compiles` are compiles of the back end plus compiler processes.
     `native` is what a compiler with its own cache said: counters, and the keys of the graphs used by phase.
+    `optional` graphs belong only to phases that a run may end before.
     Times are seconds; `built` and each entry of `steps` are monotonic times since the doors opened.
     """
 
@@ -43,6 +44,7 @@ class RankReport:
     differences: list[dict[str, Any]] = field(default_factory=list)
     rank_class: int | None = None
     expected: list[str] = field(default_factory=list)
+    optional: list[str] = field(default_factory=list)
     hits: list[str] = field(default_factory=list)
     misses: list[dict[str, Any]] = field(default_factory=list)
     backend_compiles: int = 0

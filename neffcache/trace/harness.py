@@ -21,8 +21,9 @@ from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAt
 
 
 class SyntheticDataLoader(BaseDataLoader):
-    """Endless random tokens, equal for equal (data-parallel rank, batch number).
+    """Random tokens, equal for equal (data-parallel rank, batch number).
 
+    Endless, unless `batches` says after how many it ends; with `last` one more batch of so many sequences follows.
     Yields ({"input": int64 [batch, seq_len], "positions": int32 [batch, seq_len]}, labels int64 [batch, seq_len]).
     """
 
@@ -30,6 +31,8 @@ class SyntheticDataLoader(BaseDataLoader):
     class Config(BaseDataLoader.Config):
         vocab: int = 2048
         infinite: bool = True
+        batches: int | None = None
+        last: int = 0
 
     def __init__(
         self,
@@ -43,13 +46,16 @@ class SyntheticDataLoader(BaseDataLoader):
         **_: Any,
     ) -> None:
         self._vocab = config.vocab
+        self._batches = config.batches
+        self._last = config.last
         self._shape = (local_batch_size, seq_len)
         self._rank = dp_rank
         self._batch = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        batch, length = self._shape
-        while True:
+        whole, length = self._shape
+        while self._batches is None or self._batch < self._batches + (self._last > 0):
+            batch = self._last if self._batch == self._batches else whole
             generator = torch.Generator().manual_seed(1_000_003 * self._rank + self._batch)
             self._batch += 1
             tokens = torch.randint(0, self._vocab, (batch, length + 1), generator=generator)
@@ -85,8 +91,10 @@ class NoTokenizer(BaseTokenizer):
 
 
 @override(target=BaseDataLoader.Config)
-def dataloader(cfg: BaseDataLoader.Config, vocab: int = 2048) -> BaseDataLoader.Config:
-    return SyntheticDataLoader.Config(vocab=vocab)
+def dataloader(
+    cfg: BaseDataLoader.Config, vocab: int = 2048, batches: int | None = None, last: int = 0
+) -> BaseDataLoader.Config:
+    return SyntheticDataLoader.Config(vocab=vocab, batches=batches, last=last)
 
 
 @override(target=BaseTokenizer.Config)

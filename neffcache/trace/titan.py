@@ -12,6 +12,7 @@ import difflib
 import importlib
 import importlib.metadata
 import io
+import itertools
 import os
 import re
 import traceback
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from neffcache.errors import Unsupported, Usage
 from neffcache.probing import require
@@ -35,6 +37,8 @@ TOUCHED = (
     ("torchtitan.trainer", "Trainer.forward_backward_step"),
     ("torchtitan.trainer", "Trainer.batch_generator"),
     ("torchtitan.trainer", "Trainer.Config"),
+    ("torchtitan.components.validate", "Validator.validate"),
+    ("torchtitan.components.validate", "Validator.post_dataloading_process"),
     ("torchtitan.components.metrics", "MetricsProcessor.log"),
     ("torchtitan.components.metrics", "MetricsProcessor.should_log"),
     ("torchtitan.models.common.attention", "FlexAttention.Config"),
@@ -324,8 +328,13 @@ class Replacement:
     override: str = ""
 
 
+GPU_PASSES = ("cudagraph_pass", "joint_transformer_block_bucketing_reordering_pass")
+"""Passes of TorchTitan's graph trainer that ask a GPU for its speed, or record for one."""
+
+
 def host_replacements(config: Any) -> list[Replacement]:
     """What a run on CPUs replaces, chosen by the configuration: every entry is an ordinary TorchTitan option."""
+    from torchtitan.components.validate import Validator
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 
     model = config.model_spec.model
@@ -335,13 +344,17 @@ def host_replacements(config: Any) -> list[Replacement]:
         Replacement("tokenizer", "none (token ids are made)", False, override=f"{HARNESS}.tokenizer"),
         Replacement("CUDA graphs", "off", False, {"training.disable_cuda_graphs": True}),
         Replacement("checkpoints", "off", False, {"checkpoint.enable": False}),
-        Replacement("validation", "off", True, {"validator.enable": False}),
         Replacement("profiler", "off", False, {"profiler.enable_profiling": False}),
         Replacement("structured log", "off", False, {"debug.enable_structured_logging": False}),
     ]
     for kind, name in ((FlexAttention, "flex_to_sdpa"), (VarlenAttention, "varlen_to_sdpa")):
         if any(True for _ in config.model_spec.traverse(kind.Config)):
             found.append(Replacement(kind.__name__, "causal SDPA", True, override=f"{HARNESS}.{name}"))
+    if type(config.validator) is not Validator.Config:
+        found.append(Replacement("validation", "off", True, {"validator.enable": False}))
+    if hasattr(config.compile, "disable_passes"):
+        off = list(dict.fromkeys([*config.compile.disable_passes, *GPU_PASSES]))
+        found.append(Replacement("graph passes for GPUs", "off", False, {"compile.disable_passes": off}))
     return [
         entry
         for entry in found
@@ -416,38 +429,128 @@ def prepare_for_tracing(config: Any, fake_mode: Any) -> None:
     _after_parallelize(config, then)
 
 
-def run_fake_steps(trainer: Any, fake_mode: Any) -> Iterator[str]:
-    """Run TorchTitan's own train_step again and again on fake tensors; yields the phase after each step.
+SHORT = "last_short_batch"
+"""The phase of a batch that is smaller than the others; a run may end before it."""
 
+VALIDATED = 2
+"""Batches of a traced validation: its second has the graphs of all later ones."""
+
+SEARCHED = 1000
+"""Batches of a finite loader that are looked through for a shorter one."""
+
+
+def run_fake_steps(trainer: Any, fake_mode: Any, enter: Callable[[str], None]) -> Iterator[None]:
+    """Run TorchTitan's own train_step again and again on fake tensors; yields after each step.
+
+    `enter` is told every phase when it begins: first_step, gradient_accumulation (its later microbatches), validation
+    (after the first step, as TorchTitan does), last_short_batch where the loader ends in one, then steady_step for
+    ever, on the first batch again and again.
     Only the forward and backward pass runs under the ambient fake mode: token counts and data stay real, the
     gradients, clipping and the optimizer see fake parameters.
     """
     inner = trainer.forward_backward_step
-
-    def faked(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return fake_mode.from_tensor(value)
-        if isinstance(value, Mapping):
-            return {name: faked(item) for name, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(faked(item) for item in value)
-        return value
+    passes = 0
 
     def forward_backward_step(**given: Any) -> Any:
-        given = {name: faked(value) for name, value in given.items()}
+        nonlocal passes
+        passes += 1
+        if passes == 2 and trainer.gradient_accumulation_steps > 1:
+            enter("gradient_accumulation")
+        given = {name: faked(value, fake_mode) for name, value in given.items()}
         with fake_mode:
             return inner(**given)
 
     trainer.forward_backward_step = forward_backward_step
-    batches = trainer.batch_generator(trainer.dataloader)
+    # The third microbatch of a step has the graphs of the second.
+    trainer.gradient_accumulation_steps = min(trainer.gradient_accumulation_steps, 2)
+    loader = trainer.batch_generator(trainer.dataloader)
+    first = next(loader)
+    batches = again(first)
     # Step 1 would log, which reads values that fake tensors do not have; its graphs are those of any first step.
     trainer.step = 2
-    phase = "first_step"
+    enter("first_step")
+    trainer.train_step(batches)
+    yield
+    if trainer.config.validator.enable:
+        enter("validation")
+        validate_on_fakes(trainer, fake_mode)
+        yield
+    if (short := short_batch(trainer, first)) is not None:
+        enter(SHORT)
+        trainer.train_step(again(short))
+        yield
     while True:
-        trainer.train_step(batches)
-        yield phase
-        phase = "steady_step"
         trainer.step += 1
+        enter("steady_step")
+        trainer.train_step(batches)
+        yield
+
+
+Batch = tuple[dict[str, Any], Any]
+
+
+def again(batch: Batch) -> Iterator[Batch]:
+    """The same batch for ever; a step moves the tensors of the dictionary that it gets."""
+    while True:
+        yield dict(batch[0]), batch[1]
+
+
+def faked(value: Any, fake_mode: Any) -> Any:
+    """A batch with every tensor in it replaced by a fake one."""
+    if isinstance(value, torch.Tensor):
+        return fake_mode.from_tensor(value)
+    if isinstance(value, Mapping):
+        return {name: faked(item, fake_mode) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(faked(item, fake_mode) for item in value)
+    return value
+
+
+def short_batch(trainer: Any, first: Batch) -> Batch | None:
+    """A batch of a finite loader that is smaller than the first, None when there is none."""
+    if getattr(trainer.config.dataloader, "batches", None) is None:
+        return None
+    following = itertools.islice(iter(trainer.dataloader), SEARCHED)
+    return next((batch for batch in following if len(batch[1]) < len(first[1])), None)
+
+
+def validate_on_fakes(trainer: Any, fake_mode: Any) -> None:
+    """Run TorchTitan's own validation; what it does with the loss afterwards reads values, and ends it.
+
+    Raises Unsupported for a validation over endless data.
+    """
+    validator = trainer.validator
+    if validator.config.steps == -1 and getattr(validator.dl_config, "batches", 1) is None:
+        raise Unsupported(
+            "validation over all of its data (validator.steps=-1) may end in a batch of another size, which is not "
+            "known before the data is read",
+            hint="--set validator.steps=10",
+        )
+    if validator.config.steps > VALIDATED:
+        validator.config = dataclasses.replace(validator.config, steps=VALIDATED)
+    process, context = validator.post_dataloading_process, validator.validation_context
+    seen = 0
+
+    def processed(*args: Any, **given: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        return faked(process(*args, **given), fake_mode)
+
+    @contextlib.contextmanager
+    def under_fakes() -> Iterator[None]:
+        with context(), fake_mode:
+            yield
+
+    validator.post_dataloading_process, validator.validation_context = processed, under_fakes
+    try:
+        validator.validate(trainer.model_parts, 1)
+    except DataDependentOutputException:
+        if not seen:
+            raise
+    finally:
+        validator.post_dataloading_process, validator.validation_context = process, context
+        for model in trainer.model_parts:
+            model.train()
 
 
 # --- the training process -----------------------------------------------------------------------------------------

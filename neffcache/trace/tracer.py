@@ -22,6 +22,7 @@ from neffcache.graph.settings import current_settings
 from neffcache.trace import titan, torch_internals
 from neffcache.trace.capture import Capture, CapturedGraph, EagerOps
 
+STEADY = "steady_step"
 MAX_STEPS = 6
 """Steps after which a configuration that still adds graphs is given up: its shapes are not static."""
 
@@ -71,25 +72,31 @@ def trace(
     ops = EagerOps()
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
     phases: list[str] = []
+
+    def enter(phase: str) -> None:
+        again = sum(name.startswith(phase) for name in phases)
+        capture.phase = phase if phase != STEADY or not again else f"{phase}_{again + 1}"
+        if capture.phase not in phases:
+            phases.append(capture.phase)
+
     edges = torch_internals.Edges(edge)
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
             trainer = _reasoned(config.build)
             stack.enter_context(ops)
-            steps = titan.run_fake_steps(trainer, fake)
+            steps = titan.run_fake_steps(trainer, fake, enter)
             while True:
-                phase = _reasoned(lambda: next(steps))
+                _reasoned(lambda: next(steps, None))
                 added = [g for g in capture.graphs.values() if g.phase == capture.phase]
-                phases.append(phase)
-                if len(phases) > 1 and not added:
+                steady = [name for name in phases if name.startswith(STEADY)]
+                if steady and not added:
                     break
-                if len(phases) >= MAX_STEPS:
+                if len(steady) >= MAX_STEPS:
                     raise Unsupported(
                         f"every one of {MAX_STEPS} steps adds graphs: the shapes of this configuration are not static",
                         details={"last": [g.name for g in added]},
                     )
-                capture.phase = "steady_step" if len(phases) == 1 else f"steady_step_{len(phases)}"
             del trainer
     finally:
         undo()
