@@ -33,7 +33,7 @@ from neffcache.runtime import fallback
 from neffcache.runtime.rank import Rank, as_neffcache_error, refuse
 from neffcache.runtime.report import TEXTS, RankReport, ReportFile
 from neffcache.store.records import Manifest, decode
-from neffcache.trace import torch_internals
+from neffcache.trace import titan, torch_internals
 
 Runs = Callable[[list[Any]], list[Any]]
 

@@ -4,7 +4,7 @@ Every one is an ordinary `--override.imports` target: it is chosen by configurat
 counts in the workload. Nothing of TorchTitan is patched.
 
 `flex_to_sdpa` and `varlen_to_sdpa` change the meaning of a model (plain causal attention instead of a document mask
-or a sliding window); whoever uses them is told so.
+or a sliding window), `adamw` that of its training; whoever uses them is told so.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from typing import Any
 
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config.override import derive, override
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
+
+
+MULTIMODAL = "MMDataLoader.Config"
+"""The loader of text with images and videos; its module needs torchvision, so it is known by name."""
 
 
 class SyntheticDataLoader(BaseDataLoader):
@@ -33,6 +38,7 @@ class SyntheticDataLoader(BaseDataLoader):
         infinite: bool = True
         batches: int | None = None
         last: int = 0
+        multimodal: bool = False
 
     def __init__(
         self,
@@ -48,6 +54,8 @@ class SyntheticDataLoader(BaseDataLoader):
         self._vocab = config.vocab
         self._batches = config.batches
         self._last = config.last
+        # A batch of text only: no token stands for an image or a video.
+        self._more = {"special_tokens": {"image_id": -1, "video_id": -1}} if config.multimodal else {}
         self._shape = (local_batch_size, seq_len)
         self._rank = dp_rank
         self._batch = 0
@@ -60,7 +68,8 @@ class SyntheticDataLoader(BaseDataLoader):
             self._batch += 1
             tokens = torch.randint(0, self._vocab, (batch, length + 1), generator=generator)
             positions = torch.arange(length, dtype=torch.int32).expand(batch, length).contiguous()
-            yield {"input": tokens[:, :-1].contiguous(), "positions": positions}, tokens[:, 1:].contiguous()
+            inputs = {"input": tokens[:, :-1].contiguous(), "positions": positions, **self._more}
+            yield inputs, tokens[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         return {"batch": self._batch}
@@ -94,12 +103,18 @@ class NoTokenizer(BaseTokenizer):
 def dataloader(
     cfg: BaseDataLoader.Config, vocab: int = 2048, batches: int | None = None, last: int = 0
 ) -> BaseDataLoader.Config:
-    return SyntheticDataLoader.Config(vocab=vocab, batches=batches, last=last)
+    multimodal = type(cfg).__qualname__ == MULTIMODAL
+    return SyntheticDataLoader.Config(vocab=vocab, batches=batches, last=last, multimodal=multimodal)
 
 
 @override(target=BaseTokenizer.Config)
 def tokenizer(cfg: BaseTokenizer.Config) -> BaseTokenizer.Config:
     return NoTokenizer.Config()
+
+
+@override(target=OptimizersContainer.Config)
+def adamw(cfg: OptimizersContainer.Config) -> OptimizersContainer.Config:
+    return default_adamw(lr=1e-3)
 
 
 @override(target=FlexAttention.Config)

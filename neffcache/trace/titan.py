@@ -132,13 +132,9 @@ def load_config(arguments: Sequence[str]) -> Any:
         own = len(arguments) <= _CHOICE and "not found" not in str(fault)
         raise (Unsupported if own else Usage)(f"TorchTitan refuses this configuration: {fault}") from None
     except ImportError as fault:
-        said_so = re.match(r"(\w+) is not installed", str(fault))
-        package = said_so[1] if said_so else fault.name or _absent_package(arguments)
+        package = absent_package(fault) or _absent_package(arguments)
         if package and not package.startswith("torchtitan"):
-            raise Unsupported(
-                f"this configuration needs the package {package}, which is not installed",
-                details={"package": package.partition(".")[0]},
-            ) from None
+            raise needs(package) from None
         raise Usage(f"TorchTitan cannot find this configuration: {fault}") from None
     except Exception as fault:
         first = next(iter(str(fault).strip().splitlines()), "")
@@ -146,6 +142,19 @@ def load_config(arguments: Sequence[str]) -> Any:
             f"TorchTitan cannot build this configuration: {type(fault).__name__}: {first[:300]}",
             details={"log": "".join(traceback.format_exception(fault))[-20000:]},
         ) from fault
+
+
+def absent_package(fault: ImportError) -> str:
+    """The package whose absence an ImportError tells of, "" when it does not say."""
+    said = re.match(r"(\w+) is not installed", str(fault))
+    return said[1] if said else fault.name or ""
+
+
+def needs(package: str) -> Unsupported:
+    return Unsupported(
+        f"this configuration needs the package {package}, which is not installed",
+        details={"package": package.partition(".")[0]},
+    )
 
 
 def _absent_package(arguments: Sequence[str]) -> str | None:
@@ -328,6 +337,9 @@ class Replacement:
     override: str = ""
 
 
+GPU_OPTIMIZERS = ("DistMuon",)
+"""Optimizers that refuse parameters on any other device."""
+
 GPU_PASSES = ("cudagraph_pass", "joint_transformer_block_bucketing_reordering_pass")
 """Passes of TorchTitan's graph trainer that ask a GPU for its speed, or record for one."""
 
@@ -338,15 +350,20 @@ def host_replacements(config: Any) -> list[Replacement]:
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 
     model = config.model_spec.model
-    vocab = getattr(model, "vocab_size", 2048)
+    vocab = getattr(model, "vocab_size", None)
+    vocab = vocab if isinstance(vocab, int) else 2048
+    multimodal = type(config.dataloader).__qualname__ == "MMDataLoader.Config"
+    data = ("images and videos", "synthetic text", True) if multimodal else ("data loader", "synthetic tokens", False)
     found = [
-        Replacement("data loader", "synthetic tokens", False, override=f'{HARNESS}.dataloader={{"vocab": {vocab}}}'),
+        Replacement(*data, override=f'{HARNESS}.dataloader={{"vocab": {vocab}}}'),
         Replacement("tokenizer", "none (token ids are made)", False, override=f"{HARNESS}.tokenizer"),
         Replacement("CUDA graphs", "off", False, {"training.disable_cuda_graphs": True}),
         Replacement("checkpoints", "off", False, {"checkpoint.enable": False}),
         Replacement("profiler", "off", False, {"profiler.enable_profiling": False}),
         Replacement("structured log", "off", False, {"debug.enable_structured_logging": False}),
     ]
+    if any(group.optimizer_name in GPU_OPTIMIZERS for group in config.optimizer.param_groups):
+        found.append(Replacement("optimizer", "AdamW", True, override=f"{HARNESS}.adamw"))
     for kind, name in ((FlexAttention, "flex_to_sdpa"), (VarlenAttention, "varlen_to_sdpa")):
         if any(True for _ in config.model_spec.traverse(kind.Config)):
             found.append(Replacement(kind.__name__, "causal SDPA", True, override=f"{HARNESS}.{name}"))

@@ -131,6 +131,8 @@ def _reasoned(work: Callable[[], T]) -> T:
                 raise inner from None
             inner = getattr(inner, "inner_exception", None) or inner.__cause__
         first = next(iter(str(fault).strip().splitlines()), "")
+        if isinstance(fault, ImportError) and (package := titan.absent_package(fault)):
+            raise titan.needs(package) from fault
         raise Unsupported(
             f"this configuration cannot be traced: {type(fault).__name__}: {first[:300]}",
             details={"log": "".join(traceback.format_exception(fault))[-20000:]},
