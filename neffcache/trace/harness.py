@@ -20,7 +20,6 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config.override import derive, override
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
 
-
 MULTIMODAL = "MMDataLoader.Config"
 """The loader of text with images and videos; its module needs torchvision, so it is known by name."""
 

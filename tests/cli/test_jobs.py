@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from neffcache.errors import StoreFault, Unsupported, Usage
+from neffcache.flows.everything import Named
 from neffcache.flows.launch import default_command, run_environment
 from neffcache.flows.resolve import Job
 from neffcache.flows.tracing import TracedGraph, TracedJob
+from neffcache.flows.verdicts import Verdict
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
 from neffcache.key.job import CompileComponents
 from neffcache.store.index import Cost, Index
@@ -128,6 +130,29 @@ def test_a_plan_writes_nothing(
     assert not absent.exists()
 
 
+def test_a_plan_of_all_is_told_by_refs_and_verdicts_without_resolving(
+    neffcache: Run, store: LocalStore, warmed: Manifest, traced: list[TracedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced.clear()
+    monkeypatch.setattr("neffcache.flows.plan.resolve", lambda *_: pytest.fail("it resolved"))
+    verdict = Verdict(family="own", module="own", config="big", verdict="traces", ranks=64, graphs=3, nodes=300)
+    refused = Verdict(family="own", module="own", config="gpu", verdict="unsupported", reason="needs a GPU")
+    entries = [Named(CONFIG, None), Named("big", verdict), Named("gpu", refused), Named("not a name", None)]
+    monkeypatch.setattr("neffcache.flows.everything.everything", lambda _: entries)
+    done = neffcache("plan", "--all", "--dir", store.root, "--json")
+    assert done.code == 0
+    rows = {row["config"]: row for row in done.json}
+    assert (rows[CONFIG]["state"], rows[CONFIG]["known_by"]) == ("warm", "ref")
+    assert rows[CONFIG]["graphs"] == {"total": 2, "hit": 2, "compile": 0}
+    assert (rows["big"]["state"], rows["big"]["known_by"], rows["big"]["traced_ranks"]) == ("cold", "verdict", 64)
+    assert rows["big"]["graphs"] == {"total": 3, "hit": 0, "compile": 3}
+    assert rows["big"]["seconds"]["compile"] > 0
+    assert (rows["gpu"]["state"], rows["gpu"]["reason"]) == ("unsupported", "needs a GPU")
+    assert rows["not a name"]["state"] == "unsupported"
+    shown = neffcache("plan", "--all", "--dir", store.root)
+    assert "4 runs: 2 can be warmed, 2 cannot" in shown.out
+
+
 def test_a_plan_of_all_goes_on_after_a_failure_and_exits_with_the_first(
     neffcache: Run,
     store: LocalStore,
@@ -143,7 +168,7 @@ def test_a_plan_of_all_goes_on_after_a_failure_and_exits_with_the_first(
         return job_of(request_of())
 
     monkeypatch.setattr("neffcache.flows.plan.resolve", resolve)
-    done = neffcache("plan", "--all", "--dir", store.root, "--json")
+    done = neffcache("plan", "--all", "--trace", "--dir", store.root, "--json")
     rows = {row["config"]: row for row in done.json}
     assert set(rows) >= {CONFIG, "llama3_8b", "llama3_70b"}
     assert rows["llama3_8b"]["exit_code"] == 8

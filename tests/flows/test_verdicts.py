@@ -1,0 +1,85 @@
+"""Verdicts as data: what is shipped, what is merged, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from neffcache.errors import StoreFault, Usage
+from neffcache.flows import verdicts
+from neffcache.flows.verdicts import Sweep, Verdict, here, known, load, merged, save
+from neffcache.trace.registries import Registered
+
+pytestmark = pytest.mark.fast
+
+TRACES = Verdict(
+    family="llama3",
+    module="llama3",
+    config="small",
+    verdict="traces",
+    ranks=64,
+    graphs=2,
+    nodes=10,
+    graphs_digest="abc",
+    neuron=[{"rule": "complex", "effect": "stops"}],
+)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of verdicts for TorchTitan 9.0, which is installed and has the configurations `small` and `new`."""
+    monkeypatch.setattr(verdicts, "folder", lambda: tmp_path)
+    monkeypatch.setattr(verdicts, "installed_version", lambda: "9.0")
+    entries = [Registered("llama3", "llama3", "torchtitan.models.llama3", name, "") for name in ("small", "new")]
+    monkeypatch.setattr(verdicts, "registered", lambda: entries)
+    save(tmp_path / "9.0.json", Sweep(torchtitan="9.0", packages={"torch": "2"}, configs=[TRACES]))
+    return tmp_path
+
+
+def test_a_sweep_is_one_line_a_configuration_and_reads_back(shipped: Path) -> None:
+    path = shipped / "9.0.json"
+    assert load(path).configs == [TRACES]
+    assert len(path.read_text().splitlines()) == 3
+    (shipped / "broken.json").write_text("{")
+    with pytest.raises(StoreFault):
+        load(shipped / "broken.json")
+
+
+def test_a_configuration_that_nobody_looked_at_is_unknown(shipped: Path) -> None:
+    found = {entry.config: entry.verdict for entry in known()}
+    assert found == {"small": "traces", "new": "unknown"}
+
+
+def test_another_version_is_answered_from_its_data_or_refused(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "installed_version", lambda: "")
+    assert [entry.config for entry in known()] == ["small"], "without TorchTitan the newest data answers"
+    with pytest.raises(Usage) as caught:
+        known("8.0")
+    assert "9.0" in caught.value.hint
+
+
+def test_a_package_that_is_absent_here_makes_it_unsupported_here() -> None:
+    needing = msgspec.structs.replace(TRACES, needs=["no_such_package_at_all"])
+    found = here(needing)
+    assert (found.verdict, found.missing) == ("unsupported", "no_such_package_at_all")
+    assert "with it: traces" in found.reason
+    assert here(msgspec.structs.replace(TRACES, needs=["msgspec"])).verdict == "traces"
+
+
+def test_a_proof_stays_while_the_graphs_are_the_same() -> None:
+    proved = msgspec.structs.replace(TRACES, verdict="trains")
+    assert merged(proved, TRACES).verdict == "trains"
+    assert merged(proved, msgspec.structs.replace(TRACES, graphs_digest="other")).verdict == "traces"
+    lost: Any = msgspec.structs.replace(TRACES, verdict="unsupported", reason="gone")
+    assert merged(proved, lost).verdict == "unsupported"
+    assert merged(None, TRACES) == TRACES
+
+
+def test_the_json_of_a_verdict_has_the_fields_of_the_contract() -> None:
+    document = json.loads(json.dumps(TRACES.to_json()))
+    assert {"family", "config", "verdict", "reason", "neuron", "ranks"} <= document.keys()
+    assert document["neuron"][0]["rule"] == "complex"
