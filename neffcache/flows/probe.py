@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from neffcache.errors import NeffcacheError, Unsupported, Usage
 from neffcache.flows.neuron import job_findings, mode_findings
 from neffcache.flows.request import Request, make_request
 from neffcache.flows.resolve import toolchain_environment
-from neffcache.flows.verdicts import OPTIONAL, Verdict
+from neffcache.flows.verdicts import OPTIONAL, Kind, Verdict
 from neffcache.flows.warmers import WarmerRun
 from neffcache.flows.warmers import known as known_runs
 from neffcache.flows.workers import Worker
@@ -59,13 +60,20 @@ def probe(
         }
         found, needs = _needing(request, entry, environ, place, seconds, memory)
     except NeffcacheError as fault:
-        return Verdict(**common, verdict="unsupported", reason=reason_of(fault.to_json()))
+        refused = fault.to_json()
+        return Verdict(**common, verdict="unsupported", kind=kind_of(refused), reason=reason_of(refused))
     common |= {"needs": needs, "mode": found.get("mode", ""), "peak_bytes": found["peak_bytes"]}
     common |= {"seconds": found.get("seconds", round(time.monotonic() - started, 3))}
     common |= {"mesh": _mesh(found, request), "replaced": found.get("replaced", [])}
     if "refused" in found:
         missing = found["refused"].get("details", {}).get("package", "")
-        return Verdict(**common, verdict="unsupported", missing=missing, reason=reason_of(found["refused"]))
+        return Verdict(
+            **common,
+            verdict="unsupported",
+            missing=missing,
+            kind=kind_of(found["refused"]),
+            reason=reason_of(found["refused"]),
+        )
     graphs = found["graphs"]
     mesh = resolve_mesh(Mesh(**found["mesh"]), request.placement.world_size)
     return Verdict(
@@ -132,6 +140,26 @@ def _together(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first = found.setdefault(each["rule"], {**each, "count": 0})
         first["count"] += each["count"]
     return list(found.values())
+
+
+HARDWARE = re.compile(r"CUDA|\bcuda|NVIDIA|\bGPU|SM\d|sm_?\d\d|compute capability|active driver|Blackwell|Hopper|ROCm")
+FILES = re.compile(r"huggingface\.co|does not exist\. Please download|No such file")
+
+
+def kind_of(refused: Mapping[str, Any]) -> Kind:
+    """What sort of reason it is; the sentence itself is TorchTitan's or PyTorch's own."""
+    details, message = refused.get("details", {}), str(refused["message"])
+    if details.get("package"):
+        return "package"
+    if details.get("class") == "limit":
+        return "limit"
+    if "not one of a Trainer" in message:
+        return "trainer"
+    if FILES.search(message):
+        return "files"
+    if HARDWARE.search(message):
+        return "hardware"
+    return "titan" if message.startswith("TorchTitan") else "trace"
 
 
 def reason_of(refused: Mapping[str, Any]) -> str:

@@ -20,6 +20,10 @@ from neffcache.errors import StoreFault, Usage
 from neffcache.flows import warmers
 from neffcache.trace.registries import Registered, installed_version, registered
 
+Kind = Literal["", "package", "hardware", "files", "titan", "trainer", "limit", "trace"]
+"""Why something is unsupported: a package that is absent, a device that only some hosts have, files that do not come
+with TorchTitan, TorchTitan's own refusal, no Trainer in it, a limit of time or memory, or a trace that failed.
+"""
 State = Literal["traces", "compiles", "trains", "unsupported", "unknown"]
 RANK = ("unknown", "unsupported", "traces", "compiles", "trains")
 
@@ -44,6 +48,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     config: str
     verdict: State
     reason: str = ""
+    kind: Kind = ""
     run: str = ""
     mode: str = ""
     target: str = ""

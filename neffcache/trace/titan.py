@@ -237,7 +237,7 @@ def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:
             section, _, name = path.rpartition(".")
             prefix = f"{section}." if section else ""
             arguments.append(f"--{prefix}{name}" if _truth(path, value) else f"--{prefix}no-{name}")
-        elif isinstance(current, (list, tuple)) and path == "override.imports":
+        elif path == "override.imports":
             arguments += [f"--{path}", *(value if isinstance(value, (list, tuple)) else [str(value)])]
         elif isinstance(value, (list, tuple)):
             arguments += [f"--{path}", ",".join(str(item) for item in value)]

@@ -11,6 +11,7 @@ import pytest
 
 from neffcache.errors import StoreFault, Usage
 from neffcache.flows import verdicts
+from neffcache.flows.probe import kind_of
 from neffcache.flows.verdicts import Sweep, Verdict, here, known, load, merged, save
 from neffcache.trace.registries import Registered
 
@@ -83,3 +84,20 @@ def test_the_json_of_a_verdict_has_the_fields_of_the_contract() -> None:
     document = json.loads(json.dumps(TRACES.to_json()))
     assert {"family", "config", "verdict", "reason", "neuron", "ranks"} <= document.keys()
     assert document["neuron"][0]["rule"] == "complex"
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        ({"message": "this configuration needs the package fla", "details": {"package": "fla"}}, "package"),
+        ({"message": "worker_probe takes longer than 240 s", "details": {"class": "limit"}}, "limit"),
+        ({"message": "cannot be traced: ValueError: DistMuon requires one CUDA device per process"}, "hardware"),
+        ({"message": "cannot be traced: RuntimeError: 0 active drivers ([])"}, "hardware"),
+        ({"message": "cannot be traced: OSError: We couldn't connect to 'https://huggingface.co'"}, "files"),
+        ({"message": "TorchTitan refuses this configuration: seq_len must be divisible"}, "titan"),
+        ({"message": "this configuration is a Controller.Config, not one of a Trainer: ..."}, "trainer"),
+        ({"message": "cannot be traced: KeyError: 'x'"}, "trace"),
+    ],
+)
+def test_a_reason_has_a_kind(refused: dict[str, Any], kind: str) -> None:
+    assert kind_of(refused) == kind
