@@ -59,7 +59,7 @@ class SyntheticDataLoader(BaseDataLoader):
         self._rank = dp_rank
         self._batch = 0
 
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         whole, length = self._shape
         while self._batches is None or self._batch < self._batches + (self._last > 0):
             batch = self._last if self._batch == self._batches else whole

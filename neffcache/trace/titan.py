@@ -238,7 +238,7 @@ def setting_arguments(config: Any, settings: Mapping[str, Any]) -> list[str]:
             prefix = f"{section}." if section else ""
             arguments.append(f"--{prefix}{name}" if _truth(path, value) else f"--{prefix}no-{name}")
         elif path == "override.imports":
-            arguments += [f"--{path}", *(value if isinstance(value, (list, tuple)) else [str(value)])]
+            arguments += [f"--{path}", *(value if isinstance(value, (list, tuple)) else str(value).split())]
         elif isinstance(value, (list, tuple)):
             arguments += [f"--{path}", ",".join(str(item) for item in value)]
         else:

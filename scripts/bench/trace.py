@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tracing costs, by family: seconds, peak memory and unique graphs, and that it grows neither with ranks nor layers.
+"""What tracing costs, by family: seconds, memory and unique graphs, and that it grows neither with ranks nor layers.
 
 Each row is one fresh process that traces rank 0 (what `neffcache configs --probe` does): "trace" is the trace alone,
 "process" with imports and the build. The rows of one family at several sizes come with how much the cost grew; a bar

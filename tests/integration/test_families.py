@@ -1,6 +1,6 @@
-"""Every family and parallelism for real: a warm by fake traces, then a run of CPU ranks that hits all and compiles nothing.
+"""Every family and parallelism for real: a warm by fake traces, then a run of CPU ranks that hits all of it.
 
-Minutes each, so all but one are soak tests.
+Minutes each, so these are soak tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 
 from tests.integration.conftest import Answer, neffcache
 
-soak = [pytest.mark.integration, pytest.mark.soak]
+pytestmark = [pytest.mark.integration, pytest.mark.soak]
+
 PARALLELISM = "parallelism"
 
 
@@ -66,8 +67,6 @@ def assert_hits_and_compiles_nothing(answer: Answer) -> None:
         assert rank["hits"] == rank["graphs"] > 0
 
 
-@pytest.mark.integration
-@pytest.mark.soak
 @pytest.mark.parametrize("name", RUNS)
 def test_real_ranks_hit_what_fake_ones_traced(name: str, tmp_path: Path) -> None:
     config, options = RUNS[name]
@@ -76,8 +75,6 @@ def test_real_ranks_hit_what_fake_ones_traced(name: str, tmp_path: Path) -> None
     assert_hits_and_compiles_nothing(neffcache(tmp_path / "store", "run", config, "--steps", "3", *options))
 
 
-@pytest.mark.integration
-@pytest.mark.soak
 def test_a_planted_short_batch_is_in_the_manifest(tmp_path: Path) -> None:
     """A loader of three batches and one of a single sequence: five steps would end after four."""
     loader = 'neffcache.trace.harness.dataloader={"vocab":2048,"batches":3,"last":1}'
