@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from neffcache.errors import Unsupported, Usage
 from neffcache.probing import require
@@ -561,7 +562,7 @@ def validate_on_fakes(trainer: Any, fake_mode: Any) -> None:
     validator.post_dataloading_process, validator.validation_context = processed, under_fakes
     try:
         validator.validate(trainer.model_parts, 1)
-    except DataDependentOutputException:
+    except (DataDependentOutputException, GuardOnDataDependentSymNode):
         if not seen:
             raise
     finally:
