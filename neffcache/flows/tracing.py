@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from neffcache.compile import pool
 from neffcache.errors import Unsupported
 from neffcache.flows.resolve import Job
 from neffcache.flows.workers import Worker
@@ -188,6 +189,7 @@ def _trace_ranks(
     """`edges` are the ranks to trace, and what the first pipeline stage of each receives."""
     found: dict[int, dict[str, Any]] = {}
     ranks = list(edges)
+    limit = pool.memory_limit()
     for start in range(0, len(ranks), max(1, jobs)):
         with ExitStack() as stack:
             workers = [
@@ -213,7 +215,7 @@ def _trace_ranks(
             ]
             for rank, worker in workers:
                 progress(f"tracing rank {rank} of {job.world_size}")
-                found[rank] = {**worker.result(), "edge": edges[rank]}
+                found[rank] = {**worker.result(memory=limit), "edge": edges[rank]}
     return found
 
 
