@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from neffcache.compile.host.identity import environment
 from neffcache.errors import NeffcacheError, Unsupported, Usage
 from neffcache.flows.neuron import job_findings, mode_findings
 from neffcache.flows.request import Request, make_request
-from neffcache.flows.resolve import toolchain_environment
 from neffcache.flows.verdicts import OPTIONAL, Kind, Verdict
 from neffcache.flows.warmers import WarmerRun
 from neffcache.flows.warmers import known as known_runs
@@ -104,8 +104,8 @@ def _needing(
             "cpu": True,
             "hidden": [name for name in OPTIONAL if name not in needs],
         }
-        environment = {**environ, **toolchain_environment(environ, request.placement.world_size)}
-        with Worker("neffcache.flows.worker_probe", document, environment, place) as worker:
+        variables = {**environ, **environment(environ, request.placement.world_size)}
+        with Worker("neffcache.flows.worker_probe", document, variables, place) as worker:
             found = worker.result(seconds=seconds, memory=memory)
         package = found.get("refused", {}).get("details", {}).get("package", "")
         if package not in OPTIONAL or package in needs:

@@ -22,9 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from neffcache.compile.host.identity import environment
 from neffcache.flows.everything import everything
 from neffcache.flows.request import make_request
-from neffcache.flows.resolve import toolchain_environment
 from neffcache.flows.workers import Worker, scratch
 
 FAMILIES = (
@@ -68,8 +68,8 @@ def measure(name: str, place: Path, **where: Any) -> Row:
         "hidden": [],
     }
     started = time.monotonic()
-    environment = {**os.environ, **toolchain_environment(os.environ, world)}
-    with Worker("neffcache.flows.worker_probe", document, environment, place) as worker:
+    variables = {**os.environ, **environment(os.environ, world)}
+    with Worker("neffcache.flows.worker_probe", document, variables, place) as worker:
         found = worker.result()
     row = Row(name, world, process_seconds=round(time.monotonic() - started, 1), peak_bytes=found["peak_bytes"])
     if "refused" in found:
