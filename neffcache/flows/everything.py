@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neffcache.errors import NeffcacheError, StoreFault
-from neffcache.flows.check import check_ref
+from neffcache.errors import NeffcacheError
 from neffcache.flows.costs import Costs, costs_of, makespan
 from neffcache.flows.probe import run_of
 from neffcache.flows.request import Request
 from neffcache.flows.verdicts import Verdict, known, of_request
+from neffcache.flows.warm import CHANNEL
 from neffcache.flows.warmers import known as known_runs
 from neffcache.store.local import LocalStore
-from neffcache.trace.registries import registered
+from neffcache.store.records import Manifest, Ref
+from neffcache.trace.registries import installed_version, registered
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def everything(environ: Mapping[str, str]) -> list[Named]:
 class Outline:
     """What a warm of one entry would do, told without tracing. total = hit + compile.
 
-    `known_by`: `ref` (a complete manifest of this request), `verdict` (its graphs were counted when the verdict was
-    made, at `traced_ranks`), or `nothing`.
+    `known_by`: `ref` (a complete manifest of this request and this TorchTitan), `verdict` (its graphs were counted when
+    the verdict was made, at `traced_ranks`), `request` (it is refused as it stands), or `nothing`.
     """
 
     name: str
@@ -83,25 +84,45 @@ def outlines(
 
     Equal graphs of different entries are counted in each: only a trace tells that they are equal.
     """
+    refs: dict[str, list[Ref]] = {}
+    for _, ref in store.refs(CHANNEL):
+        refs.setdefault(ref.config, []).append(ref)
     with costs_of(store, remember=False) as costs:
-        found = [_outline(entry, choose, store, costs, workers) for entry in names]
+        found = [_outline(entry, choose, store, refs.get(entry.name, []), costs, workers) for entry in names]
     return found, sum(entry.compile_seconds for entry in found)
 
 
-def _outline(entry: Named, choose: Callable[[str], Request], store: LocalStore, costs: Costs, workers: int) -> Outline:
+def _warmed(request: Request, store: LocalStore, refs: list[Ref]) -> Manifest | None:
+    """The complete manifest that a ref of this request names; the compiler's own version is not compared."""
+    installed = installed_version()
+    for ref in refs:
+        version = ref.request.get("versions", {}).get("torchtitan")
+        if request.means(ref.request) and (not installed or version == installed):
+            found = store.get_manifest(ref.manifest)
+            if found is not None and found.complete and not store.missing(found):
+                return found
+    return None
+
+
+def _outline(
+    entry: Named,
+    choose: Callable[[str], Request],
+    store: LocalStore,
+    refs: list[Ref],
+    costs: Costs,
+    workers: int,
+) -> Outline:
     verdict = entry.verdict
     if verdict is not None and verdict.verdict == "unsupported":
         return Outline(entry.name, "unsupported", "verdict", verdict.reason, verdict.ranks)
     try:
         request = choose(entry.name)
-        checked = check_ref(request, store)
-    except StoreFault:
-        raise
     except NeffcacheError as fault:
         return Outline(entry.name, "unsupported", "request", fault.message)
     ranks = request.placement.world_size
-    if checked.state == "HIT" and checked.manifest is not None:
-        total = len(checked.manifest.compile_keys())
+    manifest = _warmed(request, store, refs)
+    if manifest is not None:
+        total = len(manifest.compile_keys())
         return Outline(entry.name, "warm", "ref", ranks=ranks, total=total, hit=total)
     if verdict is None or not verdict.graphs:
         return Outline(entry.name, "cold", "nothing" if verdict is None else "verdict", ranks=ranks)

@@ -71,9 +71,8 @@ def test_warm_of_all_goes_on_leaves_out_what_is_unsupported_and_ends_with_a_tabl
         job = SimpleNamespace(world_size=4, key=SimpleNamespace(cache_key="k"))
         times = dict.fromkeys(("trace_seconds", "compile_seconds", "total_seconds"), 1.0)
         document = {"config": request.config, "graphs": graphs}
-        return SimpleNamespace(
-            to_json=lambda: document, complete=True, job=job, failures=[], failed=0, total=2, **times
-        )
+        told = {"complete": True, "failures": [], "failed": 0, "total": 2, "native": None, "ref": None}
+        return SimpleNamespace(to_json=lambda: document, job=job, **told, **times)
 
     monkeypatch.setattr("neffcache.flows.warm.warm", warm)
     done = neffcache("warm", "--all", "--dir", store.root)
