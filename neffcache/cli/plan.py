@@ -63,11 +63,10 @@ def command(
 def _outlined(store: Any, jobs: int | None, choose: Callable[[str], Any], output: Output) -> int:
     """Every entry in a few seconds: nothing is resolved or traced."""
     from neffcache.cli.table import table
-    from neffcache.compile import pool
-    from neffcache.flows.costs import WORKER_BYTES
+    from neffcache.flows.costs import capacity
     from neffcache.flows.everything import everything, outlines
 
-    workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, jobs)
+    workers = capacity(jobs).slots
     found, seconds = outlines(everything(os.environ), choose, store, workers=workers)
     lines = table(
         ("config", "state", "known by", "ranks", "graphs", "hit", "trace", "compile", "reason"),

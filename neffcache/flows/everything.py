@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from neffcache.errors import NeffcacheError
-from neffcache.flows.costs import Costs, costs_of, makespan
+from neffcache.flows.costs import Costs, costs_of
 from neffcache.flows.probe import run_of
 from neffcache.flows.request import Request
 from neffcache.flows.verdicts import Verdict, known, of_request
@@ -134,6 +135,6 @@ def _outline(
         ranks=ranks,
         traced_ranks=verdict.ranks,
         total=verdict.graphs,
-        compile_seconds=makespan([each.seconds] * verdict.graphs, workers),
+        compile_seconds=each.seconds * math.ceil(verdict.graphs / workers),
         trace_seconds=verdict.seconds or 0.0,
     )
