@@ -71,7 +71,7 @@ def test_warm_of_all_goes_on_leaves_out_what_is_unsupported_and_ends_with_a_tabl
         job = SimpleNamespace(world_size=4, key=SimpleNamespace(cache_key="k"))
         times = dict.fromkeys(("trace_seconds", "compile_seconds", "total_seconds"), 1.0)
         document = {"config": request.config, "graphs": graphs}
-        told = {"complete": True, "failures": [], "failed": 0, "total": 2, "native": None, "ref": None}
+        told = {"complete": True, "failures": [], "failed": 0, "total": 2, "native": None, "ref": None, "fault": None}
         return SimpleNamespace(to_json=lambda: document, job=job, **told, **times)
 
     monkeypatch.setattr("neffcache.flows.warm.warm", warm)
