@@ -134,8 +134,10 @@ def test_importing_the_package_imports_nothing_else() -> None:
 @pytest.mark.fast
 def test_a_command_that_resolves_imports_no_torch_of_its_own() -> None:
     code = (
-        "import sys; from neffcache.flows import check, env, explain, keys, lint, plan, resolve, run, warm; "
-        "resolve.toolchain_environment({}, 4); print(*{'torch', 'torchtitan', 'numpy'} & set(sys.modules))"
+        "import sys; from neffcache.flows import check, env, explain, keys, lint, plan, request, resolve, run, warm; "
+        "asked = [request.make_request('llama3_debugmodel', toolchain='host', native=n, environ={}) for n in (0, 1)]; "
+        "[resolve.toolchain_of(one).environment({}, 4) for one in asked]; "
+        "print(*{'torch', 'torchtitan', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
