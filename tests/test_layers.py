@@ -134,10 +134,9 @@ def test_importing_the_package_imports_nothing_else() -> None:
 @pytest.mark.fast
 def test_a_command_that_resolves_imports_no_torch_of_its_own() -> None:
     code = (
-        "import os, sys; from neffcache.flows import check, env, explain, keys, lint, plan, run, warm; "
-        "from neffcache.flows import request, resolve; "
-        "asked = request.make_request('llama3_debugmodel', environ=os.environ); "
-        "resolve.toolchain_of(asked).environment(os.environ, 4); "
+        "import sys; from neffcache.flows import check, env, explain, keys, lint, plan, request, resolve, run, warm; "
+        "asked = [request.make_request('llama3_debugmodel', toolchain='host', native=n, environ={}) for n in (0, 1)]; "
+        "[resolve.toolchain_of(one).environment({}, 4) for one in asked]; "
         "print(*{'torch', 'torchtitan', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

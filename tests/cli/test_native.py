@@ -27,8 +27,12 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     host = made.key.components["toolchain"]
     native = Component(host.name, "c" * 64, {**host.value, "native_store": "inductor"})
     made = replace(made, key=replace(made.key, components={**made.key.components, "toolchain": native}))
-    for flow in ("plan", "explain"):
-        monkeypatch.setattr(f"neffcache.flows.{flow}.resolve", lambda request, environ, place: made)
+    monkeypatch.setattr("neffcache.flows.resolve.titan_installed", lambda: True)
+    for flow in ("plan", "explain", "check"):
+        monkeypatch.setattr(
+            f"neffcache.flows.{flow}.resolve",
+            lambda request, environ, place: made if request.native else job_of(request),
+        )
     return made
 
 
@@ -46,8 +50,9 @@ def put(store: LocalStore, job: Job) -> Manifest:
 def test_native_is_part_of_the_request_and_only_when_asked_for(neffcache: Run, store: LocalStore, job: Job) -> None:
     put(store, job)
     assert "native" not in request_of().to_json()
-    assert neffcache("check", CONFIG, "--native", "--by-ref", "--dir", store.root, "--json").json[0]["state"] == "HIT"
-    assert neffcache("check", CONFIG, "--by-ref", "--dir", store.root, "--json").json[0]["state"] == "UNKNOWN"
+    assert request_of(native=True).digest != request_of().digest
+    assert neffcache("check", CONFIG, "--native", "--dir", store.root, "--json").json[0]["state"] == "HIT"
+    assert neffcache("check", CONFIG, "--dir", store.root, "--json").json[0]["state"] == "MISS"
 
 
 def test_ls_show_and_plan_count_the_compiler_s_graphs(neffcache: Run, store: LocalStore, job: Job) -> None:
