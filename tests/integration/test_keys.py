@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +19,21 @@ from tests.integration.conftest import CONFIG, Warmed, neffcache
 
 pytestmark = pytest.mark.integration
 
-NOBODY = 65534
-
-# In a UTS namespace of its own where that is allowed, a name of its own; as another user where we may become one.
-STRANGER = """
-import os, socket, sys
-host, user, *command = sys.argv[1:]
-if host:
-    socket.sethostname(host)
-if int(user) >= 0:
-    os.setgroups([]), os.setgid(int(user)), os.setuid(int(user))
-os.execv(command[0], command)
-"""
+RENAMED = "import os, socket, sys; socket.sethostname('elsewhere'); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 @pytest.fixture
-def checkout() -> Iterator[Path]:
-    """A copy of the installed TorchTitan where everybody may read it, beside an empty home for another user."""
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the installed TorchTitan in `code`, and an empty `home`."""
     import torchtitan
 
     assert torchtitan.__file__ is not None
     installed = Path(torchtitan.__file__).parent
-    # Not below the fresh TMPDIR, which is its user's alone.
-    place = Path(tempfile.mkdtemp(prefix="nc-", dir=Path(os.environ["TMPDIR"]).parents[1]))
-    try:
-        shutil.copytree(installed, place / "code" / "torchtitan", ignore=shutil.ignore_patterns("__pycache__"))
-        for info in installed.parent.glob("torchtitan-*.dist-info"):
-            shutil.copytree(info, place / "code" / info.name)
-        (place / "home").mkdir()
-        for path in (place, place / "home"):
-            path.chmod(0o777)
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(installed, tmp_path / "code" / "torchtitan", ignore=shutil.ignore_patterns("__pycache__"))
+    for info in installed.parent.glob("torchtitan-*.dist-info"):
+        shutil.copytree(info, tmp_path / "code" / info.name)
+    (tmp_path / "home").mkdir()
+    return tmp_path
 
 
 def key(environ: Mapping[str, str], command: tuple[str, ...] = (), cwd: Path | None = None) -> Any:
@@ -73,18 +54,14 @@ def at(checkout: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(checkout / "code"), str(root)])}
 
 
-def open_to_all(path: Path) -> bool:
-    return all(place.stat().st_mode & 0o005 == 0o005 for place in (path, *path.parents))
-
-
 def stranger() -> tuple[str, ...]:
-    """A prefix for a command: another host name and another user, as far as this machine lets us."""
-    root = Path(package.__file__).parents[1]
-    other = os.geteuid() == 0 and open_to_all(root) and open_to_all(Path(sys.prefix))
-    unshare = shutil.which("unshare")
-    namespace = unshare and subprocess.run([unshare, "--uts", "true"], capture_output=True).returncode == 0
-    prefix = (str(unshare), "--uts") if namespace else ()
-    return (*prefix, sys.executable, "-c", STRANGER, "elsewhere" if namespace else "", str(NOBODY if other else -1))
+    """A prefix for a command: another host name and another user id, as far as this machine has namespaces for us."""
+    prefix: tuple[str, ...] = ()
+    for flag, renamed in (("--uts", (sys.executable, "-c", RENAMED)), ("--user", ())):
+        words = ("unshare", flag, *renamed)
+        if shutil.which("unshare") and subprocess.run([*words, "true"], capture_output=True).returncode == 0:
+            prefix += words
+    return prefix
 
 
 def test_a_moved_checkout_another_user_host_home_directory_and_port_are_the_same_job(
