@@ -175,6 +175,18 @@ def test_a_name_that_comes_twice_is_refused(data: bytes, target: LocalStore) -> 
         bundle.read(io.BytesIO(packed([members[0], members[1], members[1], *members[2:]])), target)
 
 
+@pytest.mark.parametrize("kind", ["graphs", "signatures"])
+def test_a_whole_record_under_another_s_name_is_refused(data: bytes, target: LocalStore, kind: str) -> None:
+    members = members_of(data)
+    info, _ = next(item for item in members if item[0].name.startswith(kind))
+    digits = 32
+    suffix = ".json" if kind == "graphs" else ""
+    info.name = info.name.removesuffix(suffix)[:-digits] + "0" * digits + suffix
+    with pytest.raises(Damaged, match="what belongs to"):
+        bundle.read(io.BytesIO(packed(members)), target)
+    assert target.graph_keys() == []
+
+
 def test_records_before_what_they_name_are_refused(data: bytes, target: LocalStore) -> None:
     members = members_of(data)
     with pytest.raises(Damaged, match="after what names it"):
