@@ -83,7 +83,7 @@ class MayStandAlone(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words: list[str] = []
-        for word, after in zip(args, [*args[1:], ""], strict=False):
+        for word, after in zip(args, [*args, ""][1:], strict=True):
             alone = word == "--remote" and not after.startswith("s3:")
             words.append(f"--remote={SAID}" if alone else word)
         return super().parse_args(ctx, words)

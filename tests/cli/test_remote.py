@@ -10,13 +10,14 @@ import pytest
 from neffcache.errors import Miss
 from neffcache.flows.remote import RemoteOptions, RemoteSettings
 from neffcache.flows.run import _manifest
+from neffcache.flows.trust import Trust
 from neffcache.flows.warm import Progress
 from neffcache.key.canonical import xxh3_128_hex
 from neffcache.remote import errors
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
-from tests.cli.conftest import CONFIG, Answer, damage, job_of, put_job, request_of
+from tests.cli.conftest import BY_REF, CONFIG, Answer, damage, job_of, put_job, request_of
 from tests.remote.conftest import credentials as credentials
 from tests.remote.conftest import front as front
 from tests.remote.conftest import one_loader as one_loader
@@ -36,7 +37,7 @@ def fresh(tmp_path: Path) -> LocalStore:
 
 @pytest.fixture
 def pushed(neffcache: Run, store: LocalStore, warmed: Manifest, front: Proxy, url: str) -> Answer:
-    done = neffcache("push", CONFIG, "--dir", store.root, "--remote", url, "--json")
+    done = neffcache("push", CONFIG, *BY_REF, "--dir", store.root, "--remote", url, "--json")
     assert done.code == 0, done.err
     return done
 
@@ -47,13 +48,13 @@ def test_push_and_pull_say_what_they_did(
     objects = pushed.json["objects"]
     assert objects["planned"] == objects["transferred"] == 2 + 4 + 3
     assert pushed.json["conditional_writes"] is True
-    done = neffcache("pull", CONFIG, "--by-ref", "--dir", fresh.root, "--remote", url, "--json")
+    done = neffcache("pull", CONFIG, "--by-ref", *BY_REF, "--dir", fresh.root, "--remote", url, "--json")
     assert done.code == 0
     assert done.json["targets"][0]["state"] == "HIT"
     assert done.json["objects"]["planned"] == done.json["objects"]["transferred"] == 2 + 4 + 1
     assert done.json["requests"]["put"] == done.json["requests"]["list"] == 0
-    assert neffcache("check", CONFIG, "--by-ref", "--dir", fresh.root).code == 0
-    again = neffcache("pull", CONFIG, "--by-ref", "--dir", fresh.root, "--remote", url)
+    assert neffcache("check", CONFIG, "--by-ref", *BY_REF, "--dir", fresh.root).code == 0
+    again = neffcache("pull", CONFIG, "--by-ref", *BY_REF, "--dir", fresh.root, "--remote", url)
     assert "0 planned = 0 transferred + 0 present + 0 failed" in again.out
     assert f"{CONFIG}: HIT  manifest {warmed.id[:12]}" in again.out
 
@@ -70,7 +71,7 @@ def test_pull_of_all_of_a_channel_and_of_an_id(
 def test_what_the_remote_does_not_have_is_a_miss_and_no_remote_is_not(
     neffcache: Run, pushed: Answer, fresh: LocalStore, url: str
 ) -> None:
-    missing = ("pull", CONFIG, "--set", "training.seq_len=9", "--by-ref", "--dir", fresh.root)
+    missing = ("pull", CONFIG, "--set", "training.seq_len=9", "--by-ref", *BY_REF, "--dir", fresh.root)
     done = neffcache(*missing, "--remote", url, "--json")
     assert (done.code, done.json["targets"][0]["state"]) == (3, "MISS")
     down = neffcache(*missing, "--remote", url, "--endpoint-url", DOWN, "--remote-timeout", "0.3", "--json")
@@ -89,7 +90,7 @@ def test_what_a_fault_of_the_remote_does_is_a_policy(
 ) -> None:
     words = ("--remote", "s3://bucket/p", "--endpoint-url", DOWN, "--remote-timeout", "0.3", "--anonymous")
     root = store.root if warm else fresh.root
-    done = neffcache("pull", CONFIG, "--by-ref", "--on-remote-error", policy, *words, "--dir", root, "--json")
+    done = neffcache("pull", CONFIG, "--by-ref", *BY_REF, "--on-remote-error", policy, *words, "--dir", root, "--json")
     assert done.code == code
     if policy != "fail":
         assert done.json["remote_error"]["error"] == "Unreachable"
@@ -99,7 +100,7 @@ def test_what_a_fault_of_the_remote_does_is_a_policy(
 def test_check_remote_names_what_is_gone(
     neffcache: Run, pushed: Answer, store: LocalStore, front: Proxy, url: str, warmed: Manifest
 ) -> None:
-    words = ("check", CONFIG, "--by-ref", "--dir", store.root, "--remote", url, "--json")
+    words = ("check", CONFIG, "--by-ref", *BY_REF, "--dir", store.root, "--remote", url, "--json")
     done = neffcache(*words)
     assert done.code == 0
     [row] = done.json
@@ -112,7 +113,7 @@ def test_check_remote_names_what_is_gone(
     assert (done.code, done.json[0]["state"]) == (3, "PARTIAL")
     assert {entry["kind"] for entry in done.json[0]["missing"]} == {"blob"}
     other = neffcache(
-        *words[:2], "--set", "training.seq_len=9", "--by-ref", "--dir", store.root, "--remote", url, "--json"
+        *words[:2], "--set", "training.seq_len=9", "--by-ref", *BY_REF, "--dir", store.root, "--remote", url, "--json"
     )
     assert (other.code, other.json[0]["state"]) == (3, "UNKNOWN")
     front.on(says(403, "AccessDenied"))
@@ -123,9 +124,9 @@ def test_remote_without_a_url_is_the_one_of_the_settings(
     neffcache: Run, pushed: Answer, store: LocalStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEFFCACHE_REMOTE", url)
-    done = neffcache("check", "--remote", CONFIG, "--by-ref", "--dir", store.root, "--json")
+    done = neffcache("check", "--remote", CONFIG, "--by-ref", *BY_REF, "--dir", store.root, "--json")
     assert (done.code, done.json[0]["tier"]) == (0, "remote")
-    assert neffcache("check", CONFIG, "--by-ref", "--dir", store.root, "--json").json[0]["tier"] == "local"
+    assert neffcache("check", CONFIG, "--by-ref", *BY_REF, "--dir", store.root, "--json").json[0]["tier"] == "local"
     assert neffcache("check", "--remote", "--all", "--dir", store.root).code == 0
     assert neffcache("check", "--all", "--dir", store.root).code == 2
     listed = neffcache("ls", "--remote", "--dir", store.root, "--json").json
@@ -147,7 +148,7 @@ def test_verify_remote_finds_damage_and_push_repair_heals_it(
         remote.client.put(item.name, bytes(data), sha256_hex(bytes(data)), size=len(data))
     done = neffcache("verify", "--remote", url, "--json")
     assert (done.code, done.json["good"], done.json["blobs"]["damaged"]) == (7, False, 1)
-    repaired = neffcache("push", CONFIG, "--repair", "--dir", store.root, "--remote", url, "--json")
+    repaired = neffcache("push", CONFIG, *BY_REF, "--repair", "--dir", store.root, "--remote", url, "--json")
     assert repaired.code == 0
     assert len(repaired.json["repaired"]) >= 1
     assert neffcache("verify", "--remote", url).code == 0
@@ -171,12 +172,12 @@ class Notes(Progress):
 
 def test_a_warm_store_asks_no_remote(store: LocalStore, warmed: Manifest) -> None:
     down = settings_of(remote="s3://bucket/p", endpoint_url=DOWN, anonymous=True)
-    made, on_miss = _manifest(job_of(request_of()), store, {}, "fail", down, Notes())
+    made, on_miss = _manifest(job_of(request_of()), store, {}, "fail", down, Trust(), Notes())
     assert (made.id, on_miss) == (warmed.id, "fail")
 
 
 def test_a_cold_store_pulls(pushed: Answer, fresh: LocalStore, url: str, warmed: Manifest) -> None:
-    made, _ = _manifest(job_of(request_of()), fresh, {}, "fail", settings_of(remote=url), Notes())
+    made, _ = _manifest(job_of(request_of()), fresh, {}, "fail", settings_of(remote=url), Trust(), Notes())
     assert made.id == warmed.id
     assert fresh.missing(made) == []
 
@@ -186,7 +187,7 @@ def test_damage_is_healed_before_a_run(pushed: Answer, store: LocalStore, url: s
     assert record is not None
     damage(store.root / layout.blob_name(record.artifacts[0].sha256))
     found = LocalStore.open(store.root, writable=True, given=True)
-    made, _ = _manifest(job_of(request_of()), found, {}, "fail", settings_of(remote=url), Notes())
+    made, _ = _manifest(job_of(request_of()), found, {}, "fail", settings_of(remote=url), Trust(), Notes())
     assert made.id == warmed.id
     assert found.damaged(made) == []
     assert len(found.quarantined()) == 1
@@ -206,7 +207,7 @@ def test_a_cold_store_and_no_remote_is_the_remotes_fault(
 
     monkeypatch.setattr("neffcache.flows.run.manifest_to_run", cold)
     down = settings_of(remote="s3://bucket/p", endpoint_url=DOWN, anonymous=True, on_remote_error=policy)
-    arguments = (job_of(request_of()), fresh, {}, "fail", down, Notes())
+    arguments = (job_of(request_of()), fresh, {}, "fail", down, Trust(), Notes())
     if policy == "compile":
         assert _manifest(*arguments)[1] == "compile"
     else:
