@@ -21,8 +21,9 @@ from neffcache.compile.neuron import installation, probes
 from neffcache.compile.neuron.environment import unread
 from neffcache.compile.neuron.identity import HINT, REASONS, identity
 from neffcache.compile.toolchain import Identity
-from neffcache.errors import NeffcacheError, Usage
+from neffcache.errors import NeffcacheError, RemoteFault, Usage
 from neffcache.flows.costs import WORKER_BYTES
+from neffcache.flows.remote import RemoteOptions, RemoteSettings
 from neffcache.flows.settings import KNOWN, Setting, setting, store_root
 from neffcache.key.target import INSTANCES, LNC_VARIABLES, default_lnc, normal_target
 from neffcache.store.local import LocalStore
@@ -34,8 +35,6 @@ LITTLE_SPACE = 10 * 10**9
 
 VOLATILE = frozenset({"tmpfs", "ramfs"})
 LAYERED = frozenset({"overlay", "aufs"})
-REMOTE = "neffcache.remote.doctor"
-"""The module that speaks S3 for us, with `examine(url, environ)`, where it is built."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def doctor(
     settings = tuple(_settings(directory, environ, findings))
     place = store_root(directory, environ)
     findings += _store(place, environ)
-    findings += _remote(next((s for s in settings if s.name == "remote"), None), environ)
+    findings += _remote(environ)
     findings += _machine()
     findings += [
         Finding("variables", "warning", text) for text in unread(environ, installation.stack(), ours=KNOWN.values())
@@ -287,17 +286,36 @@ def in_container(environ: Mapping[str, str]) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
 
 
-def _remote(given: Setting | None, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """S3 identity, rights and clock, by the room that speaks S3, where it offers that."""
-    if given is None or not given.value:
+def _remote(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Who is asking S3, and what they may do below the prefix. Writes and removes one object where that is allowed."""
+    settings = RemoteSettings.read(RemoteOptions(), environ)
+    if settings.remote is None:
         yield Finding("remote", "note", "no remote is set")
         return
-    if importlib.util.find_spec(REMOTE) is None:
-        yield Finding("remote", "note", f"{given.value} ({given.origin}): not examined by this version")
+    from neffcache.remote.rights import RIGHTS, rights
+
+    said = f"{settings.remote} ({settings.values['remote'].origin})"
+    try:
+        found = rights(settings.open())
+    except NeffcacheError as fault:
+        yield Finding("remote", "error", f"{said}: {fault.message}", fault.hint or "", fault.exit_code)
         return
-    for found in importlib.import_module(REMOTE).examine(given.value, environ):
+    may = [name for name in RIGHTS if found[name]]
+    lacks = [name for name in RIGHTS if not found[name]]
+    yield Finding(
+        "remote",
+        "error" if "get" in lacks else "ok",
+        f"{said} as {found['principal']}: may {', '.join(may) or 'nothing'}"
+        + (f"; may not {', '.join(lacks)}" if lacks else ""),
+        "without get nothing can be pulled" if "get" in lacks else "",
+        RemoteFault.exit_code if "get" in lacks else 0,
+    )
+    if found["conditional_writes"] is False:
         yield Finding(
-            found.get("area", "remote"), found["state"], found["said"], found.get("hint", ""), found.get("code", 0)
+            "remote",
+            "warning",
+            "this store ignores If-None-Match: two pushes at once may lose a pointer",
+            "use a store with conditional writes, or let one machine push",
         )
 
 

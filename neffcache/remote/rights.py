@@ -10,6 +10,8 @@ from neffcache.key.canonical import sha256_hex
 from neffcache.remote import errors
 from neffcache.remote.tier import PROBE, RemoteStore
 
+RIGHTS = ("get", "list", "put", "delete")
+
 
 def rights(remote: RemoteStore) -> dict[str, Any]:
     """`{"principal", "get", "list", "put", "delete", "conditional_writes"}`: the rights are True or False.

@@ -17,7 +17,9 @@ from neffcache.remote import errors
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
+from scripts.seaweedfs import Server
 from tests.cli.conftest import BY_REF, CONFIG, Answer, damage, job_of, put_job, request_of
+from tests.remote.conftest import READER
 from tests.remote.conftest import credentials as credentials
 from tests.remote.conftest import front as front
 from tests.remote.conftest import one_loader as one_loader
@@ -243,3 +245,36 @@ def test_a_setting_that_is_not_understood_is_usage(neffcache: Run, tmp_path: Pat
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert neffcache("ls", "--remote", "--dir", tmp_path / "s").code == 2
+
+
+def remote_findings(answer: Answer) -> list[dict[str, str]]:
+    return [finding for finding in answer.json["findings"] if finding["area"] == "remote"]
+
+
+def test_doctor_says_who_asks_and_what_they_may_do(
+    neffcache: Run, store: LocalStore, server: Server, front: Proxy, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEFFCACHE_REMOTE", url)
+    done = neffcache("doctor", "--dir", store.root, "--json")
+    assert done.code == 0, done.err
+    (said,) = remote_findings(done)
+    assert said["state"] == "ok"
+    assert said["said"].endswith("may get, list, put, delete")
+    for name, value in server.environment(READER).items():
+        if name != "AWS_ENDPOINT_URL":
+            monkeypatch.setenv(name, value)
+    (said,) = remote_findings(neffcache("doctor", "--dir", store.root, "--json"))
+    assert said["said"].endswith("may get; may not list, put, delete")
+
+
+def test_doctor_names_a_remote_that_does_not_answer(
+    neffcache: Run, store: LocalStore, credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEFFCACHE_REMOTE", "s3://cache/team")
+    monkeypatch.setenv("NEFFCACHE_REMOTE_TIMEOUT", "0.3")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", DOWN)
+    done = neffcache("doctor", "--dir", store.root, "--json")
+    assert done.code == 4
+    (said,) = remote_findings(done)
+    assert said["state"] == "error"
+    assert "no connection" in said["said"]
