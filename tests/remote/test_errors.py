@@ -176,9 +176,12 @@ def lose_patience(trying: Trying, meanwhile: Callable[[], None] = lambda: None) 
 @pytest.mark.fast
 def test_a_remote_that_is_gone_is_given_up_by_all_at_once() -> None:
     patience = Patience(0.2)
-    first = patience.trying()
+    first, second = patience.trying(), patience.trying()
     with pytest.raises(errors.Unreachable):
         lose_patience(first)
+    patience.check()
+    with pytest.raises(errors.Unreachable):
+        lose_patience(second)
     start = time.monotonic()
     with pytest.raises(errors.Unreachable):
         patience.sleep(60)
