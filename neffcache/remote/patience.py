@@ -12,13 +12,15 @@ FIRST, LONGEST = 0.1, 20.0  # seconds; the n-th pause is drawn from [0, min(LONG
 
 
 class Patience:
-    """Shared by all requests to one remote. When one of them waited `seconds` in vain, and no other succeeded
-    meanwhile, the remote is given up: what is still waiting ends at once instead of each after its own time."""
+    """Shared by all requests to one remote. When two of them waited `seconds` in vain and none succeeded meanwhile, the
+    remote is given up: what is still waiting ends at once instead of each after its own time. One alone is a thing
+    that fails, not a remote that is gone."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._last_success = time.monotonic()
+        self._in_vain = 0
         self._given_up: Fault | None = None
         self._woken = threading.Event()
 
@@ -34,11 +36,14 @@ class Patience:
 
     def succeeded(self) -> None:
         self._last_success = time.monotonic()
+        self._in_vain = 0
 
     def ended(self, fault: Fault, since: float) -> None:
         """An operation that began (or last got something) at `since` has lost its patience."""
         with self._lock:
-            if self._given_up is None and self._last_success < since:
+            if self._last_success < since:
+                self._in_vain += 1
+            if self._given_up is None and self._in_vain > 1:
                 self._given_up = fault
                 self._woken.set()
 

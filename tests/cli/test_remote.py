@@ -161,7 +161,7 @@ def test_verify_remote_finds_damage_and_push_repair_heals_it(
 
 
 def settings_of(**given: object) -> RemoteSettings:
-    return RemoteSettings.read(RemoteOptions(remote_timeout=0.3, **given), {})  # type: ignore[arg-type]
+    return RemoteSettings.read(RemoteOptions(remote_timeout=0.3 if "endpoint_url" in given else 60, **given), {})  # type: ignore[arg-type]
 
 
 class Notes(Progress):

@@ -75,10 +75,10 @@ def front(server: Server, credentials: None, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def connect(front: Proxy, url: str) -> Callable[..., RemoteStore]:
-    """The remote as a new process would open it; short patience, so that what never heals ends soon."""
+    """The remote as a new process would open it."""
 
     def opened(**given: object) -> RemoteStore:
-        return RemoteStore.open(url, Access(**{"timeout": 3.0, **given}))  # type: ignore[arg-type]
+        return RemoteStore.open(url, Access(**{"timeout": 60.0, **given}))  # type: ignore[arg-type]
 
     return opened
 

@@ -124,8 +124,8 @@ def test_any_prefix_works(
     top = where if where in ("", "/") else f"{where}/{prefix}"
     made = put_job(store, "one", job=f"job of {where}")
     url = f"s3://{BUCKET}{top}"
-    assert push(RemoteStore.open(url, Access(timeout=5)), store, of_all(store)).fault() is None
-    again = RemoteStore.open(url.rstrip("/") + "/", Access(timeout=5))
+    assert push(RemoteStore.open(url, Access(timeout=60)), store, of_all(store)).fault() is None
+    again = RemoteStore.open(url.rstrip("/") + "/", Access(timeout=60))
     assert pull(again, other, [Target("x", made.id, made.cache_key)]).complete
 
 
@@ -177,7 +177,7 @@ def test_a_store_without_conditional_writes_is_noticed_and_said(
         def note(self, text: str) -> None:
             notes.append(text)
 
-    remote = RemoteStore.open(f"s3://{BUCKET}/p", Access(endpoint_url=endpoint, region="us-east-1", timeout=10))
+    remote = RemoteStore.open(f"s3://{BUCKET}/p", Access(endpoint_url=endpoint, region="us-east-1", timeout=60))
     put_job(store, "one", "two")
     pushed = push(remote, store, of_all(store), progress=Told())
     assert pushed.fault() is None
