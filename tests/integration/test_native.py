@@ -151,7 +151,7 @@ def toolchain() -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("policy", ["fail", "warn"])
+@pytest.mark.parametrize("policy", ["fail", pytest.param("warn", marks=pytest.mark.soak)])
 def test_a_rank_whose_view_lacks_a_graph_ends_before_a_compiler_starts(
     tmp_path: Path, toolchain: dict[str, Any], policy: str
 ) -> None:
