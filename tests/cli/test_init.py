@@ -22,7 +22,7 @@ from neffcache.flows.trust import trust_of
 from neffcache.key.canonical import digest, xxh3_128_hex
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Manifest, Ref
+from neffcache.store.records import Manifest, Ref, encode
 from neffcache.store.signing import PublicKey, make_key
 from neffcache.store.view import has_view
 from tests.cli.conftest import BY_REF, CONFIG, VERSIONS, Answer, damage, job_of, put_job, request_of
@@ -129,11 +129,13 @@ def test_others_may_read_what_it_makes_whatever_the_umask(
     finally:
         os.umask(old)
     assert done.code == 0
-    for path in [tmp_path / "volume" / "new", *(tmp_path / "volume" / "new").rglob("*")]:
+    made = tmp_path / "volume" / "new"
+    looked = [path for path in [made, *made.rglob("*")] if not {"locks", "tmp"} & {*path.relative_to(made).parts}]
+    assert made / "views" / warmed.id / "ready.json" in looked
+    for path in looked:
         mode = stat.S_IMODE(path.stat().st_mode)
-        if "locks" not in path.parts and "tmp" not in path.parts:
-            assert mode & (0o055 if path.is_dir() else 0o044) == (0o055 if path.is_dir() else 0o044), path
-            assert not mode & 0o022, path
+        assert mode & (0o055 if path.is_dir() else 0o044) == (0o055 if path.is_dir() else 0o044), path
+        assert not mode & 0o022, path
 
 
 @pytest.fixture
@@ -425,6 +427,39 @@ def test_what_is_not_signed_gets_no_name(init: Run, public: PublicKey, volume: P
     assert (done.code, done.json["state"], done.json["exit_code"]) == (5, "ERROR", 5)
     made = LocalStore.open(volume, writable=False, given=True)
     assert list(made.blobs()) == made.graph_keys() == made.manifest_ids() == made.channels() == []
+
+
+def put_another_program(store: LocalStore) -> None:
+    """Another record under the compile key of a graph, whole and sealed, as whoever can write to the store could."""
+    record = store.get_graph(xxh3_128_hex(b"one"))
+    assert record is not None
+    evil = store.put_blob(b"another program")
+    name = store.root / layout.graph_name(record.compile_key)
+    name.unlink()
+    name.write_bytes(
+        encode(replace(record, artifacts=(replace(record.artifacts[0], sha256=evil, size=len(b"another program")),)))
+    )
+
+
+def test_another_program_in_the_source_gets_no_name(
+    init: Run, store: LocalStore, public: PublicKey, volume: Path
+) -> None:
+    put_another_program(store)
+    done = init("--require-signature", public)
+    assert (done.code, done.json["exit_code"]) == (5, 5)
+    assert xxh3_128_hex(b"one") in done.json["reason"]
+    made = LocalStore.open(volume, writable=False, given=True)
+    assert list(made.blobs()) == made.graph_keys() == made.manifest_ids() == made.channels() == []
+
+
+def test_another_program_that_the_volume_holds_already_is_refused(
+    init: Run, public: PublicKey, volume: Path, warmed: Manifest
+) -> None:
+    assert init("--require-signature", public).code == 0
+    put_another_program(LocalStore.open(volume, writable=True, given=True))
+    done = init("--require-signature", public)
+    assert (done.code, done.json["view"]) == (5, None)
+    assert init().code == 0, "without a required signature whoever writes to the volume decides"
 
 
 def test_an_older_signed_state_that_is_put_back_is_refused(
