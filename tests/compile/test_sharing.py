@@ -29,7 +29,7 @@ OWNER = Identity("owner")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    with serve(tmp_path_factory.mktemp("s3"), [OWNER], buckets=["farm"]) as running:
+    with serve(tmp_path_factory.mktemp("s3"), [OWNER], buckets=["shared"]) as running:
         yield running.environment(OWNER)
 
 
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, st
 def share(stub: Stub, server: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in {**server, "NEFFCACHE_LEASE_HEARTBEAT": "0.5"}.items():
         monkeypatch.setenv(name, value)
-    return f"s3://farm/{tmp_path.name}"
+    return f"s3://shared/{tmp_path.name}"
 
 
 def test_two_machines_compile_every_key_once(stub: Stub, share: str) -> None:

@@ -78,6 +78,8 @@ class Toy:
         path = [self.root / "missing", self.root / "front", code, self.root / "back", ROOT]
         self.environ = {
             "PATH": os.environ["PATH"],
+            # Python itself takes byte code for current when source of one size changes within a second.
+            "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": str(self.root),
             "PYTHONPATH": os.pathsep.join(map(str, path)),
             "RUNS": str(self.root / "scratch" / "runs"),

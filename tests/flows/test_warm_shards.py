@@ -46,7 +46,17 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TracedJob:
             tmp_path / f"text{number}",
             payload,
         )
-    job = TracedJob(graphs, (RankClass("0-3", {"first_step": tuple(graphs)}),), (0,), ("first_step",), {}, {}, 1.0, 1)
+    job = TracedJob(
+        graphs=graphs,
+        classes=(RankClass("0-3", {"first_step": tuple(graphs)}),),
+        representatives=(0,),
+        edges=(None,),
+        phases=("first_step",),
+        uncacheable={},
+        eager={},
+        seconds=1.0,
+        peak_bytes=1,
+    )
     monkeypatch.setattr(flow, "trace_job", lambda *_, **__: job)
     monkeypatch.setattr(flow, "replay", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
