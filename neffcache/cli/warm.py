@@ -187,6 +187,8 @@ def _lint(request: Any, output: Output) -> None:
     report = lint(request, os.environ, output.note)
     for entry in report.baked:
         output.note(f"lint: {entry} (each value of it is another compile)")
+    for name, why in report.uncacheable.items():
+        output.note(f"lint: {name} has no key and is not looked into: {why}")
     if report.moved:
         raise Mismatch(
             f"{len({entry.field for entry in report.moved})} fields that the job key leaves out reach the compiler: "

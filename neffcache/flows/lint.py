@@ -39,7 +39,10 @@ class Moved:
 
 @dataclass
 class LintReport:
-    """`moved` breaks a promise of the key; `baked` costs a compile for each value; `eager` is expected, and counted."""
+    """`moved` breaks a promise of the key; `baked` costs a compile for each value; `eager` is expected, and counted.
+
+    `uncacheable` are graphs that have no key, by name with the reason: nothing is said of what they hold.
+    """
 
     config: str
     varied: int = 0
@@ -47,6 +50,7 @@ class LintReport:
     moved: list[Moved] = field(default_factory=list)
     baked: list[Moved] = field(default_factory=list)
     eager: int = 0
+    uncacheable: dict[str, str] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -61,6 +65,7 @@ class LintReport:
             "moved": [entry.to_json() for entry in self.moved],
             "baked": [entry.to_json() for entry in self.baked],
             "eager_operators_with_watched_values": self.eager,
+            "uncacheable": self.uncacheable,
         }
 
 
@@ -103,6 +108,7 @@ def judge(report: LintReport, traced: Callable[[Mapping[str, Any]], Trace], prog
     base = once({})
     neutral, watched = dict(base["neutral"]), dict(base["watched"])
     report.varied = len(neutral) + len(watched)
+    report.uncacheable = dict(base["uncacheable"])
     progress(f"tracing with {len(neutral)} neutral fields changed at once")
     for name, alone, together in _culprits(base, neutral, once, same, progress):
         report.moved += _found(name, base, alone, together, eager=True)

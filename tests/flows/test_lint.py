@@ -29,7 +29,13 @@ def linted(tmp_path: Path, holds: Holds, env: Callable[[Mapping[str, Any]], str]
         file = tmp_path / f"{report.traces}.txt"
         file.write_text(f"first\n{line}\nlast\n")
         graph = {"phase": "first_step", "name": "Block.forward", "text": line, "env": settings, "text_file": str(file)}
-        return {"graphs": [graph], "eager": {operator: 1}, "neutral": FIELDS, "watched": WATCHED}
+        return {
+            "graphs": [graph],
+            "eager": {operator: 1},
+            "uncacheable": {"odd": "why"},
+            "neutral": FIELDS,
+            "watched": WATCHED,
+        }
 
     judge(report, traced, lambda _: None)
     return report
@@ -41,6 +47,7 @@ def test_nothing_moves(tmp_path: Path) -> None:
     assert not report.baked
     assert report.traces == 3
     assert report.varied == 22
+    assert report.to_json()["uncacheable"] == {"odd": "why"}
 
 
 @pytest.mark.parametrize("name", ["neutral0", "neutral7", "neutral19"])
