@@ -400,7 +400,8 @@ ORDERS = list(itertools.permutations(["static", "symbolic", "attention"]))
 
 
 @pytest.mark.integration
-def test_twenty_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [len(ORDERS), pytest.param(20, marks=pytest.mark.soak)])
+def test_fresh_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_path: Path, processes: int) -> None:
     """K2: a random hash seed, a working directory and a home of its own for each, graphs traced in every order."""
     root = Path(__file__).parents[2]
 
@@ -422,7 +423,7 @@ def test_twenty_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_
         return done.stdout
 
     with ThreadPoolExecutor(2) as pool:
-        said = set(pool.map(capture, range(20)))
+        said = set(pool.map(capture, range(processes)))
     assert len(said) == 1
     texts = json.loads(said.pop())
     assert {name: len(found) for name, found in texts.items()} == {"static": 2, "symbolic": 2, "attention": 2}
