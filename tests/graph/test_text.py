@@ -401,7 +401,7 @@ ORDERS = list(itertools.permutations(["static", "symbolic", "attention"]))
 
 @pytest.mark.integration
 @pytest.mark.parametrize("processes", [len(ORDERS), pytest.param(20, marks=pytest.mark.soak)])
-def test_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_path: Path, processes: int) -> None:
+def test_fresh_processes_write_the_same_texts_for_real_graphs_in_any_order(tmp_path: Path, processes: int) -> None:
     """K2: a random hash seed, a working directory and a home of its own for each, graphs traced in every order."""
     root = Path(__file__).parents[2]
 
