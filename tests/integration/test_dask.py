@@ -62,7 +62,7 @@ def assert_every_graph_arrived_once(document: dict[str, object], root: Path) -> 
     assert len(LocalStore.open(root, writable=False, given=True).graph_keys()) == graphs["total"]
 
 
-@pytest.mark.integration
+@pytest.mark.soak
 def test_the_debug_model_s_graphs(warmed: Warmed, tmp_path: Path) -> None:
     document = warm_on_a_cluster(tmp_path / "store", tmp_path / "dask", CONFIG)
     assert_every_graph_arrived_once(document, tmp_path / "store")
