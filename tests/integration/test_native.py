@@ -219,6 +219,7 @@ TOY = textwrap.dedent(
 )
 
 
+@pytest.mark.soak
 def test_of_two_configurations_in_one_directory_each_gets_its_own_graphs(tmp_path: Path) -> None:
     """Two ranks of a toy program, each another model, one directory: worse than a warm ever is."""
     program, stores = tmp_path / "toy.py", tmp_path / "stores"
