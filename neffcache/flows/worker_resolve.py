@@ -5,6 +5,7 @@ Its answer says what it was made of, so that it can be remembered.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,7 @@ def doubts(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
+    gc.disable()  # importing torch makes millions of objects, all of which live until this process ends
     compiler = os.path.basename(os.environ.get("CXX", "g++"))
     recorder = Recorder(programs={**PROGRAMS, compiler: ()}, ignore=frozenset(map(os.path.abspath, sys.argv[1:])))
 

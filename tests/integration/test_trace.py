@@ -54,15 +54,23 @@ def handed_over(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, tmp_path: Path) -> None:
-    assert job.world_size == 64
-    asked = [(0, "0"), (1, "1"), (5, "1"), (63, "0")]
+ASKED = [(0, "0"), (1, "1"), (5, "1"), (63, "0")]
+"""Ranks and hash seeds."""
+
+
+@pytest.fixture(scope="module")
+def traces(job: Job, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    place = tmp_path_factory.mktemp("traces")
     with ThreadPoolExecutor(2) as pool:
-        traces = list(pool.map(lambda entry: traced(job, *entry, tmp_path), asked))
+        return list(pool.map(lambda entry: traced(job, *entry, place), ASKED))
+
+
+def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, traces: list[dict[str, Any]]) -> None:
+    assert job.world_size == 64
     first = keys(traces[0])
     assert [kind for _, kind, _, _ in first].count("forward") == 2
     assert len(first) == len(set(first)) == 4
-    for (rank, seed), trace in zip(asked, traces, strict=True):
+    for (rank, seed), trace in zip(ASKED, traces, strict=True):
         assert keys(trace) == first, f"rank {rank} with hash seed {seed} has other graphs than rank 0"
         assert handed_over(trace) == handed_over(traces[0]), "equal texts, and what is compiled differs"
         assert trace["peak_bytes"] < 3e9
@@ -70,8 +78,8 @@ def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, tmp_path: Path) -> 
     assert {graph["phase"] for graph in traces[0]["graphs"]} == {"first_step"}
 
 
-def test_operators_outside_of_graphs_are_recorded(job: Job, tmp_path: Path) -> None:
-    eager = traced(job, 0, "0", tmp_path)["eager"]
+def test_operators_outside_of_graphs_are_recorded(traces: list[dict[str, Any]]) -> None:
+    eager = traces[0]["eager"]
     names = {text.partition("(")[0] for text in eager}
     assert "aten.embedding.default" in names
     assert any("adamw" in name for name in names), "the optimizer's operators belong to the record"
