@@ -31,7 +31,7 @@ TOUCHED: tuple[tuple[str, str], ...] = (
     ("torch._library.simple_registry", "singleton"),
     ("torch._C", "_dispatch_dump"),
 )
-REGISTRARS = ("torch.library", "torch._library.custom_ops", "torch._library.triton")
+REGISTRARS = tuple(f"torch.{name}" for name in ("library", "_library.custom_ops", "_library.triton"))
 """Modules that register operators for others; their files say nothing."""
 
 # Attributes that a ShapeEnv has only once it is made.
@@ -166,7 +166,7 @@ def assumptions(env: Any) -> list[Any]:
 def defining_module(operator: Any) -> str:
     """The module of Python whose import defines an operator; "" where nothing tells (C++, or torch itself).
 
-    `torch.library.custom_op` keeps the function that it wraps; the dispatcher keeps the file that made the Library, and
+    `custom_op` of torch keeps the function that it wraps; the dispatcher keeps the file that made the Library, and
     the registry of fake implementations the file of each, as `FILE:LINE`.
     """
     name = operator._schema.name

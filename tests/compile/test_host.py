@@ -85,8 +85,9 @@ print(json.dumps([same, torch.equal(got[1], x), got[2], len(compiles)]))
 
 KERNEL = """
 import torch
+from torch import library
 
-@torch.library.custom_op("ours::halved", mutates_args=())
+@library.custom_op("ours::halved", mutates_args=())
 def halved(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as operators
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from neffcache.graph.neuron import LARGEST_K, LONGEST_SORT, findings
@@ -70,7 +71,7 @@ def test_a_symbolic_size_is_dynamic() -> None:
 
 
 def test_an_operator_of_somebody_else_needs_a_kernel_of_its_own() -> None:
-    library = torch.library.Library("neffcache_test_neuron", "FRAGMENT")
+    library = operators.Library("neffcache_test_neuron", "FRAGMENT")
     try:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
