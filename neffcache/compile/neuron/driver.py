@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,26 +159,35 @@ def _watched(command: Sequence[str], work: Path, log: Path, request: CompileRequ
         process = subprocess.Popen(
             command, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, process_group=0
         )
-    began, looked, pause, peak = time.monotonic(), 0.0, 0.002, 0
+    deadline = None if request.time_limit is None else time.monotonic() + request.time_limit
     try:
-        while True:
-            found, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if found:
-                process.returncode = os.waitstatus_to_exitcode(status)
-                return process.returncode, max(peak, usage.ru_maxrss * 1024)
-            now = time.monotonic()
-            if now - looked > SAMPLES:
-                looked, peak = now, max(peak, _resident(process.pid))
-            if request.time_limit is not None and now - began > request.time_limit:
-                raise expired(request, log_text(log))
-            time.sleep(pause)
-            pause = min(0.1, pause * 1.5)
+        peak = 0
+        with _ends(process.pid) as ended:
+            while not ended(SAMPLES):
+                peak = max(peak, _resident(process.pid))
+                if deadline is not None and time.monotonic() > deadline:
+                    raise expired(request, log_text(log))
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, max(peak, usage.ru_maxrss * 1024)
     finally:
         # Also after a good end: what it left behind would write into a directory that is gone.
         if process.returncode is None:
             end_group(process, grace=2.0)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _ends(pid: int) -> Iterator[Callable[[float], bool]]:
+    """A function that waits at most so many seconds for a child to end, and says whether it has; it reaps nothing."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        yield lambda seconds: bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _resident(pid: int) -> int:
