@@ -136,12 +136,17 @@ def _wait(process: subprocess.Popen[bytes], server: Server, log: Path) -> None:
 
 
 def _make(server: Server, identity: Identity, buckets: Sequence[str]) -> None:
-    import boto3
+    import botocore.session
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    s3 = boto3.session.Session(identity.access_key, identity.secret_key, region_name="us-east-1").client(
-        "s3", endpoint_url=server.endpoint, config=Config(retries={"total_max_attempts": 1})
+    s3 = botocore.session.get_session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=identity.access_key,
+        aws_secret_access_key=identity.secret_key,
+        config=Config(retries={"total_max_attempts": 1}),
     )
     for bucket in buckets:
         deadline = time.monotonic() + START_TIMEOUT

@@ -68,7 +68,7 @@ def test_starting_the_command_line_imports_nothing_heavy(option: str) -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.split())
     assert "click" in loaded
-    assert not loaded & {"torch", "torchtitan", "boto3", "botocore", "rich", "diskcache", "numpy"}
+    assert not loaded & {"torch", "torchtitan", "botocore", "rich", "diskcache", "numpy"}
 
 
 @pytest.mark.integration

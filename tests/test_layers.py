@@ -85,7 +85,7 @@ def test_the_contracts_of_the_layers_are_kept() -> None:
         ("key/job.py", "from neffcache.store import records"),
         ("trace/one.py", "import neffcache.compile"),
         ("store/one.py", "def load():\n    import torch"),
-        ("flows/one.py", "import boto3"),
+        ("flows/one.py", "import botocore"),
     ],
 )
 def test_an_arrow_that_goes_up_breaks_a_contract(tmp_path: Path, module: str, line: str) -> None:

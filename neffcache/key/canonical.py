@@ -7,6 +7,7 @@ Such values are tagged before printing, so that the text is injective over every
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -43,10 +44,28 @@ def _tagged(value: Any) -> Any:
 
 def canonical_json(value: Any) -> bytes:
     """The RFC 8785 text of `value`; raises TypeError for anything that is not JSON (or bytes)."""
+    if _plain(value):
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
     return rfc8785.dumps(_tagged(value))
 
 
-def sha256_hex(data: bytes) -> str:
+def _plain(value: Any) -> bool:
+    """Whether `json` writes it byte for byte as RFC 8785 does, many times faster: ASCII, small integers, no tag."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return bool(-_EXACT_INT <= value <= _EXACT_INT)
+    if kind is dict:
+        if len(value) == 1 and next(iter(value)) in TAGS:
+            return False
+        return all(type(name) is str and name.isascii() and _plain(item) for name, item in value.items())
+    if kind is list or kind is tuple:
+        return all(map(_plain, value))
+    return value is None or kind is bool
+
+
+def sha256_hex(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,16 +11,15 @@ from dataclasses import dataclass
 from neffcache.remote import errors
 from neffcache.remote.packs import Place, Span, spans
 from neffcache.remote.tier import RemoteStore
-from neffcache.remote.transfer import Progress, Tally, at_once
+from neffcache.remote.transfer import Progress, Tally
 from neffcache.store import layout
 from neffcache.store.blobs import Batch
 from neffcache.store.files import Bytes
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged
 
-BATCH = 256 << 20
-"""Bytes that become visible together. A killed pull loses at most two of these, and flushing one overlaps with the
-next one's transfer."""
+BATCH = 128 << 20
+"""Bytes that become visible together. A killed pull loses at most three of these: two arrive while one is flushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,78 @@ def fetch(remote: RemoteStore, store: LocalStore, wanted: Sequence[Want], tally:
 
     What cannot be had is a failure of the tally. Raises StoreFault, and Fault when the remote as a whole is gone.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="flush") as flusher:
-        flushing: list[Future[None]] = []
-        for part in _batches(wanted):
-            with ExitStack() as stack:
-                batch = stack.enter_context(store.batch())
-                fetched = _fetch(remote, batch, part, tally, progress)
-                for before in flushing:
-                    before.result()
-                kept = stack.pop_all()
-            flushing = [flusher.submit(_finish, kept, fetched, tally)]
-        for before in flushing:
-            before.result()
+    transfers = remote.client.access.transfers
+    arriving: deque[_Part] = deque()
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="flush") as flusher,
+        ThreadPoolExecutor(transfers, thread_name_prefix="transfer") as pool,
+    ):
+        flushing: Future[None] | None = None
+        try:
+            for part in (*_batches(wanted), None):
+                if part is not None:
+                    arriving.append(_Part(remote, store, part, tally, progress, pool))
+                while len(arriving) > (0 if part is None else 1):
+                    arriving[0].wait()
+                    if flushing is not None:
+                        flushing.result()
+                    flushing = flusher.submit(arriving.popleft().finish)
+            if flushing is not None:
+                flushing.result()
+        except BaseException as fault:
+            pool.shutdown(cancel_futures=True)
+            for each in arriving:
+                each.drop(fault)
+            raise
 
 
-def _finish(kept: ExitStack, fetched: list[Want], tally: Tally) -> None:
-    kept.close()  # flushes and publishes the batch
-    for want in fetched:
-        tally.sent(want.size)
+class _Part:
+    """Blobs that become visible together, on their way as soon as this is made."""
+
+    def __init__(
+        self,
+        remote: RemoteStore,
+        store: LocalStore,
+        wanted: Sequence[Want],
+        tally: Tally,
+        progress: Progress,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.remote, self.tally, self.progress = remote, tally, progress
+        self.by_name = {layout.blob_name(want.sha256): want for want in wanted}
+        self.done: list[Want] = []
+        self._open = ExitStack()
+        self.batch = self._open.enter_context(store.batch())
+        packed = spans({name: want.place for name, want in self.by_name.items() if want.place is not None})
+        units: list[Span | Want] = [*packed, *(want for want in wanted if want.place is None)]
+        units.sort(key=lambda unit: unit.start - unit.end if isinstance(unit, Span) else -unit.size)
+        self._waiting = [pool.submit(self._one, unit) for unit in units]
+
+    def wait(self) -> None:
+        for future in self._waiting:
+            future.result()
+
+    def finish(self) -> None:
+        self._open.close()  # flushes and publishes the batch
+        for want in self.done:
+            self.tally.sent(want.size)
+
+    def drop(self, fault: BaseException) -> None:
+        self._open.__exit__(type(fault), fault, fault.__traceback__)
+
+    def _one(self, unit: Span | Want) -> None:
+        alone = [unit] if isinstance(unit, Want) else []
+        if isinstance(unit, Span):
+            got = _span(self.remote, self.batch, unit, self.progress)
+            self.done.extend(self.by_name[name] for name in got)
+            alone = [self.by_name[name] for name, _ in unit.members if name not in got]
+        for want in alone:
+            try:
+                _blob(self.remote, self.batch, want, self.progress)
+                self.done.append(want)
+            except errors.Fault as fault:
+                self.remote.client.patience.check()
+                self.tally.fail(layout.blob_name(want.sha256), fault)
 
 
 def _batches(wanted: Sequence[Want]) -> Iterator[list[Want]]:
@@ -68,31 +122,6 @@ def _batches(wanted: Sequence[Want]) -> Iterator[list[Want]]:
         total += want.size
     if part:
         yield part
-
-
-def _fetch(remote: RemoteStore, batch: Batch, part: Sequence[Want], tally: Tally, progress: Progress) -> list[Want]:
-    by_name = {layout.blob_name(want.sha256): want for want in part}
-    packed = spans({name: want.place for name, want in by_name.items() if want.place is not None})
-    units: list[Span | Want] = [*packed, *(want for want in part if want.place is None)]
-    units.sort(key=lambda unit: unit.start - unit.end if isinstance(unit, Span) else -unit.size)
-    done: list[Want] = []
-
-    def one(unit: Span | Want) -> None:
-        alone = [unit] if isinstance(unit, Want) else []
-        if isinstance(unit, Span):
-            got = _span(remote, batch, unit, progress)
-            done.extend(by_name[name] for name in got)
-            alone = [by_name[name] for name, _ in unit.members if name not in got]
-        for want in alone:
-            try:
-                _blob(remote, batch, want, progress)
-                done.append(want)
-            except errors.Fault as fault:
-                remote.client.patience.check()
-                tally.fail(layout.blob_name(want.sha256), fault)
-
-    at_once(remote.client.access.transfers, one, units)
-    return done
 
 
 def _span(remote: RemoteStore, batch: Batch, span: Span, progress: Progress) -> set[str]:

@@ -66,15 +66,14 @@ def send_pack(remote: RemoteStore, members: Sequence[tuple[str, Callable[[], byt
         content = read()
         placed[name] = (len(data), len(content))
         data += content
-    whole = bytes(data)
-    pack = sha256_hex(whole)
+    pack = sha256_hex(data)
     name = layout.pack_name(pack)
     head = remote.client.head(name)
     new = False
     if head is None:
-        new = remote.client.put(name, whole, pack, size=len(whole), if_absent=True) is not None
-    elif head.size != len(whole):
-        new = remote.client.put(name, whole, pack, size=len(whole), if_match=head.etag) is not None
+        new = remote.client.put(name, data, pack, size=len(data), if_absent=True) is not None
+    elif head.size != len(data):
+        new = remote.client.put(name, data, pack, size=len(data), if_match=head.etag) is not None
     return {name: Place(pack, *place) for name, place in placed.items()}, new
 
 

@@ -41,7 +41,7 @@ class RemoteStore:
 
     @classmethod
     def open(cls, url: str | Url, access: Access | None = None) -> RemoteStore:
-        """No request is made. Raises Usage, Fault for settings that boto3 refuses."""
+        """No request is made. Raises Usage, Fault for settings that botocore refuses."""
         return cls(Client(parse(url) if isinstance(url, str) else url, access or Access()))
 
     @property

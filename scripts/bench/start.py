@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 BAR = 1.5
-HEAVY = ("torch", "torchtitan", "boto3", "botocore", "rich", "diskcache", "numpy", "asyncio")
+HEAVY = ("torch", "torchtitan", "botocore", "rich", "diskcache", "numpy", "asyncio")
 
 CLICK = """\
 import click

@@ -83,7 +83,7 @@ def alone(*words: str, **changed: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_requires_no_torch_and_no_cryptography_and_is_small() -> None:
     names = set(core())
-    assert {"boto3", "click", "msgspec"} <= names
+    assert {"botocore", "click", "msgspec"} <= names
     assert not names & {"torch", "torchtitan", "numpy", "cryptography", "cffi"}
     size = sum(
         os.path.getsize(path)

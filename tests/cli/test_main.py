@@ -40,7 +40,7 @@ def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
     code, modules = loaded_by(*words)
     assert code == 0
     assert "click" in modules
-    assert not modules & {"torch", "torchtitan", "boto3", "botocore", "rich", "diskcache", "numpy"}
+    assert not modules & {"torch", "torchtitan", "botocore", "rich", "diskcache", "numpy"}
 
 
 @pytest.mark.parametrize("words", [["ls"], ["verify"], ["show", "abcdef"], ["check", "llama3_8b", "--by-ref"]])
@@ -48,7 +48,7 @@ def test_reading_a_store_needs_no_torch(words: list[str], tmp_path: Path) -> Non
     code, modules = loaded_by(*words, "--dir", str(tmp_path))
     assert code in (0, 3)
     assert "neffcache.store.local" in modules
-    assert not modules & {"torch", "torchtitan", "boto3", "botocore", "rich"}
+    assert not modules & {"torch", "torchtitan", "botocore", "rich"}
 
 
 @pytest.mark.parametrize("verb", READING)
