@@ -52,10 +52,11 @@ class Event:
 
 
 class Taken(NamedTuple):
-    """What a feed gives: requests to start now, and compile keys that need none any more."""
+    """What a feed gives: requests to start now, compile keys that need none any more, and those that would fail."""
 
     claimed: Sequence[CompileRequest]
     adopted: Sequence[str]
+    refused: Sequence[tuple[str, NeffcacheError]] = ()
 
 
 class Feed(Protocol):
@@ -201,6 +202,9 @@ class _Run:
         for key in taken.adopted:
             self.known.add(key)
             yield Event(key, "adopted", at=self._now())
+        for key, fault in taken.refused:
+            self.known.add(key)
+            yield Event(key, "failed", fault=fault, at=self._now())
 
     def _skipped(self) -> Iterator[Event]:
         if self.stopped is not None:

@@ -26,6 +26,7 @@ from neffcache.store.records import GraphRecord
 
 if TYPE_CHECKING:
     from neffcache.flows.sharing import Together
+    from neffcache.remote.refusals import Refusal
 
 log = logging.getLogger("neffcache.flows")
 
@@ -205,7 +206,7 @@ def _run(
     ]
     by_key = {unit.key: unit for unit in todo}
     begun: dict[str, Event] = {}
-    together = _together(how, store, requests, room.slots)
+    together = _together(how, store, requests, room.slots, memory)
     try:
         for happened in pool.run(
             requests,
@@ -235,15 +236,19 @@ def _run(
                 tally.adopted += 1
             elif happened.fault is not None:
                 _went_wrong(tally, memory, unit, happened, _with_log(store, happened.fault))
-            if together is not None and happened.happening in ("done", "failed", "skipped"):
-                together.settle(unit.key, record)
+                tally.remembered += bool(happened.fault.details.get("replayed"))
+            claimed = happened.fault is None or not happened.fault.details.get("replayed")
+            if together is not None and claimed and happened.happening in ("done", "failed", "skipped"):
+                together.settle(unit.key, record, memory.refusal(unit.key, happened.fault))
             event(happened)
     finally:
         if together is not None:
             tally.unshared = together.close()
 
 
-def _together(how: How, store: LocalStore, requests: Sequence[CompileRequest], slots: int) -> Together | None:
+def _together(
+    how: How, store: LocalStore, requests: Sequence[CompileRequest], slots: int, memory: _Refusals
+) -> Together | None:
     if how.share is None:
         return None
     from neffcache.flows.remote import RemoteOptions, RemoteSettings
@@ -259,7 +264,8 @@ def _together(how: How, store: LocalStore, requests: Sequence[CompileRequest], s
         heartbeat = float(os.environ.get("NEFFCACHE_LEASE_HEARTBEAT") or HEARTBEAT)
     except ValueError:
         raise Usage("NEFFCACHE_LEASE_HEARTBEAT is no number of seconds", hint="leave it out: it is 20") from None
-    return Together(remote, store, requests, ahead=slots + 1, heartbeat=heartbeat)
+    replay = None if how.retry_failed else memory.told
+    return Together(remote, store, requests, ahead=slots + 1, heartbeat=heartbeat, replay=replay)
 
 
 def _went_wrong(tally: Tally, memory: _Refusals, unit: Unit, happened: Event, fault: NeffcacheError) -> None:
@@ -329,11 +335,28 @@ class _Refusals:
         with contextlib.suppress(Exception):
             found = None if self._index is None else self._index.failure(unit.key, self._toolchain)
             if found is not None:
-                return _replayed(unit, found)
+                return _replayed(unit.request, found)
         return None
 
+    def told(self, request: CompileRequest, refusal: Refusal) -> NeffcacheError | None:
+        """The failure of a unit that another machine's compiler refused; None for another compiler's word."""
+        if refusal.toolchain != self._toolchain:
+            return None
+        return _replayed(
+            request,
+            Failure(refusal.toolchain, refusal.code, f"another machine's compiler says {refusal.code}", "", refusal.at),
+        )
+
+    def refusal(self, key: str, fault: NeffcacheError | None) -> Refusal | None:
+        """What others may be told of a failure."""
+        if fault is None or not policy(fault).remembered:
+            return None
+        from neffcache.remote.refusals import Refusal
+
+        return Refusal(1, key, self._toolchain, str(fault.details["code"]), int(time.time()))
+
     def remember(self, key: str, fault: NeffcacheError) -> None:
-        if self._index is None or not policy(fault).remembered:
+        if self._index is None or not policy(fault).remembered or fault.details.get("replayed"):
             return
         details = fault.details
         with contextlib.suppress(Exception):
@@ -348,12 +371,12 @@ class _Refusals:
                 self._index.forget_failure(key)
 
 
-def _replayed(unit: Unit, found: Failure) -> NeffcacheError:
+def _replayed(request: CompileRequest, found: Failure) -> NeffcacheError:
     old = age(time.time() - found.at)
     details: dict[str, Any] = {
         "class": "refused",
-        "compile_key": unit.key,
-        "name": unit.request.name,
+        "compile_key": request.compile_key,
+        "name": request.name,
         "code": found.code,
         "replayed": True,
         "age_seconds": round(time.time() - found.at),
@@ -361,7 +384,7 @@ def _replayed(unit: Unit, found: Failure) -> NeffcacheError:
     if found.log:
         details["log"] = found.log
     return CompileFailed(
-        f"{unit.request.name} was refused {old} ago and is not tried again: {found.message}",
+        f"{request.name} was refused {old} ago and is not tried again: {found.message}",
         hint=f"{advice(found.code)}; --retry-failed tries it again",
         details=details,
     )

@@ -2,6 +2,7 @@
 
 For each graph in turn: a record in the remote is adopted; else its lease is taken and it is compiled here, pushed, and
 the lease given back; else somebody compiles it, and it is looked at again until a record appears or he is dead.
+What the compiler refuses is told too (`remote.refusals`): whoever gets the lease next need not try it again.
 Only as many leases are held as can be compiled soon, so that the others have something to do.
 """
 
@@ -15,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from neffcache.compile.pool import Taken
 from neffcache.compile.toolchain import CompileRequest
 from neffcache.errors import Bug, NeffcacheError
+from neffcache.remote import refusals
 from neffcache.remote.fetch import Want, fetch
 from neffcache.remote.lease import HEARTBEAT, Leases
 from neffcache.remote.packs import places, plain
+from neffcache.remote.refusals import Refusal
 from neffcache.remote.send import send_blob
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress, Tally
@@ -39,6 +42,8 @@ class Together:
     ahead: int
     """How many leases to hold at most."""
     heartbeat: float = HEARTBEAT
+    replay: Callable[[CompileRequest, Refusal], NeffcacheError | None] | None = None
+    """Makes the failure of a graph that another machine's compiler refused; None tries what was refused again."""
     adopted: dict[str, GraphRecord] = field(default_factory=dict)
     fault: NeffcacheError | None = None
     leases: Leases = field(init=False)
@@ -48,9 +53,10 @@ class Together:
         self._left: deque[CompileRequest] = deque(self.requests)
         self._claimed: deque[CompileRequest] = deque()
         self._new: deque[str] = deque()
+        self._refused: deque[tuple[str, NeffcacheError]] = deque()
         self._out = 0
         self._wake: Callable[[], None] = lambda: None
-        self._settled: deque[tuple[str, GraphRecord | None]] = deque()
+        self._settled: deque[tuple[str, GraphRecord | None, Refusal | None]] = deque()
         self._lock = threading.Lock()
         self._turn = threading.Event()
         self._end = threading.Event()
@@ -69,15 +75,16 @@ class Together:
             if self.fault is not None:
                 self._claimed += self._left
                 self._left.clear()
-            taken = Taken(list(self._claimed), list(self._new))
+            taken = Taken(list(self._claimed), list(self._new), list(self._refused))
             self._claimed.clear()
             self._new.clear()
-            return None if not taken.claimed and not taken.adopted and not self._left else taken
+            self._refused.clear()
+            return taken if any(taken) or self._left else None
 
-    def settle(self, key: str, record: GraphRecord | None) -> None:
-        """What came of a claimed compile: its record, to be pushed, or None; then its lease goes back."""
+    def settle(self, key: str, record: GraphRecord | None, refusal: Refusal | None = None) -> None:
+        """What came of a claimed compile: its record or its refusal, to be pushed, or neither; its lease goes back."""
         with self._lock:
-            self._settled.append((key, record))
+            self._settled.append((key, record, refusal))
         self._turn.set()
 
     def close(self) -> NeffcacheError | None:
@@ -112,9 +119,11 @@ class Together:
         with self._lock:
             if not self._settled:
                 return False
-            key, record = self._settled.popleft()
+            key, record, refusal = self._settled.popleft()
         if record is not None:
             self._push(record)
+        elif refusal is not None:
+            refusals.put(self.remote, refusal)
         self.leases.release(key)
         with self._lock:
             self._out -= 1
@@ -137,6 +146,9 @@ class Together:
                 if self._adopt(key):
                     self.leases.release(key)
                     self._drop(key)
+                elif (fault := self._told(request)) is not None:
+                    self.leases.release(key)
+                    self._drop(key, fault)
                 else:
                     with self._lock:
                         self._left.popleft()
@@ -149,11 +161,21 @@ class Together:
                     self._left.rotate(-1)
         return moved
 
-    def _drop(self, key: str) -> None:
+    def _drop(self, key: str, fault: NeffcacheError | None = None) -> None:
         with self._lock:
             self._left.popleft()
-            self._new.append(key)
+            if fault is None:
+                self._new.append(key)
+            else:
+                self._refused.append((key, fault))
         self._wake()
+
+    def _told(self, request: CompileRequest) -> NeffcacheError | None:
+        """The failure of a graph that another machine's compiler has refused."""
+        if self.replay is None:
+            return None
+        found = refusals.get(self.remote, request.compile_key)
+        return None if found is None else self.replay(request, found)
 
     def _adopt(self, key: str) -> bool:
         """Bring another machine's record with all that it names into the store; whether there was one."""

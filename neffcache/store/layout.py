@@ -12,7 +12,7 @@ Kind = Literal["blob", "graph", "manifest", "key", "ref", "signature"]
 
 # Directories of a local store. Views, index, quarantine, tmp and locks exist only here, never in S3.
 BLOBS, GRAPHS, MANIFESTS, KEYS, REFS = "blobs/sha256", "graphs", "manifests", "keys", "refs"
-PACKS, LEASES = "packs", "leases"  # only in a remote
+PACKS, LEASES, FAILURES = "packs", "leases", "failures"  # only in a remote
 SIGNATURES = "signatures"  # a directory a manifest, made with its first signature
 VIEWS, INDEX, QUARANTINE, TMP, LOCKS = "views", "index", "quarantine", "tmp", "locks"
 DIRECTORIES = (TMP, BLOBS, GRAPHS, MANIFESTS, KEYS, REFS, VIEWS, QUARANTINE, LOCKS)  # tmp first: others are made in it
@@ -48,6 +48,11 @@ def graph_name(compile_key: str) -> str:
 def lease_name(compile_key: str) -> str:
     """Raises Usage unless `compile_key` is 32 hex digits."""
     return f"{LEASES}/{_full(_KEY, compile_key, 'a compile key')}.json"
+
+
+def failure_name(compile_key: str) -> str:
+    """Raises Usage unless `compile_key` is 32 hex digits."""
+    return f"{FAILURES}/{_full(_KEY, compile_key, 'a compile key')}.json"
 
 
 def manifest_name(manifest_id: str) -> str:
