@@ -66,7 +66,7 @@ def reader(
         for name, value in server.environment(READER).items():
             if name != "AWS_ENDPOINT_URL":  # the proxy's stays
                 monkeypatch.setenv(name, value)
-        return Remote(RemoteStore.open(url, Access(timeout=3.0)))
+        return Remote(RemoteStore.open(url, Access(timeout=20.0)))
 
     return opened
 
@@ -113,7 +113,8 @@ def test_sixteen_containers_of_a_node_fetch_each_blob_once(
 
     def one() -> None:
         target = LocalStore.open(tmp_path / "node", writable=True, given=True, mode=0o755)
-        assert flow.init(REQUEST, target, reader())["exit_code"] == 0
+        document = flow.init(REQUEST, target, reader())
+        assert document["exit_code"] == 0, document
 
     assert [item.wait() for item in [child(one) for _ in range(16)]] == [0] * 16
     assert front.count("GET", "/refs/") == 16
