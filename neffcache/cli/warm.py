@@ -62,9 +62,9 @@ def command(
     from neffcache.cli.table import table
     from neffcache.errors import NeffcacheError
     from neffcache.flows.everything import Named, everything
-    from neffcache.flows.request import words
+    from neffcache.flows.request import CHANNEL, words
     from neffcache.flows.trust import sign
-    from neffcache.flows.warm import CHANNEL, warm
+    from neffcache.flows.warm import warm
     from neffcache.store.signing import private_key
 
     entries = everything(os.environ) if every and not configs else [Named(name, None) for name in configs]

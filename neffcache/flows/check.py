@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from neffcache.errors import StoreFault
-from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, resolve
+from neffcache.flows.request import CHANNEL, Request
+from neffcache.flows.resolve import Job, current_manifest, resolve
 from neffcache.flows.trust import NOBODY, Trust, check_content, check_manifest, statement_of
-from neffcache.flows.warm import CHANNEL, current_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.key.canonical import canonical_json
 from neffcache.key.compare import differences

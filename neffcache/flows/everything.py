@@ -10,9 +10,8 @@ from typing import Any
 from neffcache.errors import NeffcacheError
 from neffcache.flows.costs import Costs, costs_of
 from neffcache.flows.probe import run_of
-from neffcache.flows.request import Request
+from neffcache.flows.request import CHANNEL, Request
 from neffcache.flows.verdicts import Verdict, known, of_request
-from neffcache.flows.warm import CHANNEL
 from neffcache.flows.warmers import known as known_runs
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest, Ref

@@ -13,9 +13,8 @@ from neffcache.flows.pull import Pulled, Target, by_key, by_ref, everything, in_
 from neffcache.flows.remote import RemoteSettings, accounts
 from neffcache.flows.remote_check import RemoteRow, check_targets
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, resolve, titan_installed
+from neffcache.flows.resolve import Job, current_manifest, resolve, titan_installed
 from neffcache.flows.trust import NOBODY, Signed, Trust, check_manifest
-from neffcache.flows.warm import current_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress

@@ -17,10 +17,9 @@ from typing import Any
 
 from neffcache.errors import Mismatch, Miss, NeffcacheError, RemoteFault
 from neffcache.flows.check import UNPROVED, another, unknown
-from neffcache.flows.request import Request
+from neffcache.flows.request import CHANNEL, Request
 from neffcache.flows.sources import Source
 from neffcache.flows.trust import NOBODY, Graphs, Trust, check_content, statement_of
-from neffcache.flows.warm import CHANNEL
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged, Manifest, Ref, Signatures
 from neffcache.store.view import View, materialise

@@ -13,9 +13,9 @@ from neffcache.errors import Unsupported
 from neffcache.flows.compiling import expected
 from neffcache.flows.costs import WORKER_BYTES, Capacity, Costs, Estimate, capacity, costs_of
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, first_line, resolve
+from neffcache.flows.resolve import Job, current_manifest, first_line, resolve
 from neffcache.flows.tracing import TracedGraph, trace_job
-from neffcache.flows.warm import current_manifest, usable
+from neffcache.flows.warm import usable
 from neffcache.flows.workers import aside, scratch
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count, graphs_of

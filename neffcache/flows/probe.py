@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -53,12 +54,17 @@ def probe(
     try:
         request = make_request(name, environ=environ)
         lncs = _ranks_at_lnc(name, environ)
+        found, needs = _needing(request, entry, environ, place, seconds, memory)
+        if (fixed := _fixed_world(found)) not in (None, request.placement.world_size):
+            # Its mesh leaves nothing to the number of ranks: it means that world and no other.
+            request = make_request(name, world_size=fixed, environ=environ)
+            lncs = {request.placement.lnc: request}
+            found, needs = _needing(request, entry, environ, place, seconds, memory)
         common |= {
             "target": request.placement.target,
             "ranks": request.placement.world_size,
             "ranks_at_lnc": {str(lnc): placed.placement.world_size for lnc, placed in lncs.items()},
         }
-        found, needs = _needing(request, entry, environ, place, seconds, memory)
     except NeffcacheError as fault:
         refused = fault.to_json()
         return Verdict(**common, verdict="unsupported", kind=kind_of(refused), reason=reason_of(refused))
@@ -120,6 +126,12 @@ def _mesh(found: Mapping[str, Any], request: Request) -> dict[str, int]:
         return dict(vars(resolve_mesh(Mesh(**found["mesh"]), request.placement.world_size)))
     except Usage:
         return dict(found["mesh"])
+
+
+def _fixed_world(found: Mapping[str, Any]) -> int | None:
+    """The world size of a mesh without a degree of -1, where the one that was tried does not fit it."""
+    degrees = [found.get("mesh", {}).get(name, -1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
+    return math.prod(degrees) if "refused" in found and min(degrees) > 0 else None
 
 
 def _ranks_at_lnc(name: str, environ: Mapping[str, str]) -> dict[int, Request]:

@@ -12,6 +12,9 @@ from neffcache.key.canonical import canonical_json, digest
 from neffcache.key.options import Options
 from neffcache.key.target import Placement, resolve_placement
 
+CHANNEL = "current"
+"""Where refs go and are looked up unless another channel is said."""
+
 UNCOMPARED = frozenset({"python"})
 """Versions that a request by ref does not name: a patch release of Python is in no key, its ABI is in the toolchain."""
 

@@ -20,9 +20,9 @@ from neffcache.flows.missed import keep_missed
 from neffcache.flows.native import Cast, blank_manifest, prove, refusal, used_keys
 from neffcache.flows.remote import RemoteSettings
 from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, first_line, resolve
+from neffcache.flows.resolve import Job, current_manifest, first_line, resolve
 from neffcache.flows.trust import NOBODY, Trust, check_manifest
-from neffcache.flows.warm import Progress, current_manifest, warm
+from neffcache.flows.warm import Progress, warm
 from neffcache.flows.workers import aside, scratch
 from neffcache.runtime.report import MISSED, TEXTS, RankReport
 from neffcache.store.local import LocalStore

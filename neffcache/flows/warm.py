@@ -17,8 +17,8 @@ from neffcache.errors import Bug, CompileFailed, NeffcacheError, Unsupported
 from neffcache.flows.compiling import How, Tally, Unit, check_executor, compile_units
 from neffcache.flows.costs import WORKER_BYTES
 from neffcache.flows.native import NativeWarm, warm_native
-from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, first_line, resolve
+from neffcache.flows.request import CHANNEL, Request
+from neffcache.flows.resolve import Job, current_manifest, first_line, resolve
 from neffcache.flows.shards import Shard
 from neffcache.flows.tracing import TracedGraph, TracedJob, trace_job
 from neffcache.flows.workers import call, scratch
@@ -28,7 +28,6 @@ from neffcache.store.native import graph_count
 from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
 from neffcache.store.view import discard, materialise
 
-CHANNEL = "current"
 COMPILER = "neffcache.compile.host.build.compile_graph"
 
 
@@ -160,16 +159,6 @@ def warm(
             _build(job, store, environ, place, how, compile_missing, progress, result)
     result.total_seconds = time.monotonic() - started
     return result
-
-
-def current_manifest(store: LocalStore, job: Job) -> Manifest | None:
-    """The manifest that the store has for a job key, compared by the components' SHA-256; None when it has none."""
-    pointer = store.pointer(job.key.cache_key)
-    found = None if pointer is None else store.get_manifest(pointer.manifest)
-    if found is None:
-        return None
-    same = all(found.components.get(name, {}).get("sha256") == part.sha256 for name, part in job.key.components.items())
-    return found if same else None
 
 
 def _build(

@@ -20,9 +20,9 @@ from neffcache.flows import run as running
 from neffcache.flows.gate import fault_of
 from neffcache.flows.native import classes_of, private_stores, used_keys, warm_native
 from neffcache.flows.request import make_request
-from neffcache.flows.resolve import Job
+from neffcache.flows.resolve import Job, current_manifest
 from neffcache.flows.run import manifest_to_run, prepare, run
-from neffcache.flows.warm import Progress, current_manifest
+from neffcache.flows.warm import Progress
 from neffcache.key.job import job_key
 from neffcache.key.target import Mesh
 from neffcache.runtime.report import RankReport, ReportFile
