@@ -155,7 +155,7 @@ def _judge_xla(sizes: Mapping[str, int]) -> Verdict:
 
 def _judge_vllm(sizes: Mapping[str, int]) -> Verdict:
     # Its files are not all documented: whatever is no lock, log or temporary belongs to it.
-    keep = [name for name in sizes if name in _VLLM_FILES or beside_reason(name) == "foreign" and "/" not in name]
+    keep = [name for name in sizes if name in _VLLM_FILES or (beside_reason(name) == "foreign" and "/" not in name)]
     neffs = [name for name in keep if name.endswith(".neff")]
     if COMPLETE not in sizes or not neffs:
         return Verdict(None, _unfinished(sizes, ""))
