@@ -25,7 +25,7 @@ from neffcache.flows.workers import call, scratch
 from neffcache.key.canonical import digest
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count
-from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
+from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, is_collection, manifest
 from neffcache.store.view import discard, materialise
 
 CHANNEL = "current"
@@ -166,7 +166,7 @@ def current_manifest(store: LocalStore, job: Job) -> Manifest | None:
     """The manifest that the store has for a job key, compared by the components' SHA-256; None when it has none."""
     pointer = store.pointer(job.key.cache_key)
     found = None if pointer is None else store.get_manifest(pointer.manifest)
-    if found is None:
+    if found is None or is_collection(found):
         return None
     same = all(found.components.get(name, {}).get("sha256") == part.sha256 for name, part in job.key.components.items())
     return found if same else None
