@@ -98,13 +98,19 @@ def require(store: LocalStore, name: str) -> list[Named]:
     )
 
 
-def current(store: LocalStore, name: str, part: Part) -> Manifest | None:
-    """The manifest of one part, None when there is none or it is damaged."""
+def current_id(store: LocalStore, name: str, part: Part) -> str | None:
+    """The manifest id that the ref of one part has, None when there is none or it is damaged."""
     try:
         ref = store.ref(CHANNEL, name, digest(part.request(name)))
     except Damaged:
         return None
-    return None if ref is None else _manifest(store, ref.manifest)
+    return None if ref is None else ref.manifest
+
+
+def current(store: LocalStore, name: str, part: Part) -> Manifest | None:
+    """The manifest of one part, None when there is none or it is damaged."""
+    found = current_id(store, name, part)
+    return None if found is None else _manifest(store, found)
 
 
 def put(store: LocalStore, name: str, part: Part, artifacts: Iterable[Artifact]) -> Manifest:

@@ -103,7 +103,7 @@ def export_directory(
     """
     entries = _united(manifests)
     layouts = choose(layout, (kind for kind, _ in entries), stack)
-    result = Exported(str(where), layouts)
+    result = Exported(os.path.abspath(where), layouts)
     result.others.update(kind for kind, _ in entries if kind not in layouts)
     chosen = [items for (kind, _), items in sorted(entries.items()) if kind in layouts]
     with storage("creating", where):

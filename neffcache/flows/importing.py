@@ -166,6 +166,13 @@ class _Import:
         self.origin, self.store, self.result, self.progress = origin, store, result, progress
         self.compiler = compiler
         self.have: dict[Part, dict[str, _Have]] = {}
+        """What the collection has, and what comes to it: entries by their name."""
+        self.before: dict[Part, str | None] = {}
+        """The manifest that it had when it was read."""
+        self.had: dict[Part, int] = {}
+        self.changed: set[Part] = set()
+        self.copying: set[str] = set()
+        """Blobs of the batch that is not in the store yet."""
 
     def run(self) -> Imported:
         started = time.monotonic()
@@ -193,7 +200,7 @@ class _Import:
         for which, group in itertools.groupby(self.origin.files(), key):
             if which is None:
                 for file in group:
-                    self._file(file, file.reason or beside_reason(file.path))
+                    self._file(file, file.reason or _bad_name(file.path) or beside_reason(file.path))
                 continue
             places = {place: file for file in group if (place := spot(f"{above}{file.path}")) is not None}
             where = next(iter(places))
@@ -228,7 +235,8 @@ class _Import:
             reasons = [file.reason for file in entry.files.values()]
             return Verdict(None, reasons[0]) if all(reasons) else found
         for name in found.keep:
-            if reason := entry.files[name].reason or _bad_name(path_of(found.layout, entry.where.entry, name)):
+            file = entry.files[name]
+            if reason := file.reason or _bad_name(file.path, path_of(found.layout, entry.where.entry, name)):
                 return Verdict(None, reason)
         return found
 
@@ -245,6 +253,7 @@ class _Import:
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+        self.copying.clear()
         self.origin.copied()
         copied = {sha256: size for _, _, written in done for sha256, size in written.items()}
         self.result.copied += len(copied)
@@ -259,7 +268,9 @@ class _Import:
     def _known(self, part: Part) -> dict[str, _Have]:
         if part not in self.have:
             before = collections.current(self.store, self.result.name, part)
+            self.before[part] = None if before is None else before.id
             self.have[part] = {} if before is None else _had(before.artifacts)
+            self.had[part] = len(self.have[part])
         return self.have[part]
 
     def _entry(self, entry: _Entry, verdict: Verdict, blobs: Batch) -> tuple[str, dict[str, Artifact], dict[str, int]]:
@@ -288,8 +299,9 @@ class _Import:
                 if have is not None and path in have.artifacts:
                     continue
                 file, sha256 = entry.files[name], digests[name]
-                if sha256 is None or self.store.blob_size(sha256) != file.size:
+                if sha256 is None or (sha256 not in self.copying and self.store.blob_size(sha256) != file.size):
                     sha256 = self.origin.copy(file, blobs, check_of(layout, name, sizes), sha256)
+                    self.copying.add(sha256)
                     if self.store.blob_size(sha256) is None:
                         written[sha256] = file.size
                 self.progress.moved(file.size)
@@ -305,8 +317,11 @@ class _Import:
             self._leave(entry, reason)
             return
         assert verdict.layout is not None
-        known = self._known(self._part(entry, verdict))
+        part = self._part(entry, verdict)
+        known = self._known(part)
         have = known.get(entry.where.entry)
+        if made:
+            self.changed.add(part)
         paths = {path_of(verdict.layout, entry.where.entry, name): entry.files[name].tag for name in verdict.keep}
         tags = {path: tag for path, tag in paths.items() if tag}
         if have is None:
@@ -346,26 +361,24 @@ class _Import:
 
     def _name(self) -> None:
         """One manifest a part. What somebody else added meanwhile stays, and comes first."""
-        name = self.result.name
         for part in sorted(self.have, key=str):
-            with self.store.base.lock(f"collection-{name}"):
-                before = collections.current(self.store, name, part)
-                entries = {} if before is None else _had(before.artifacts)
-                had = len(entries)
-                changed = False
-                for key, have in self.have[part].items():
-                    known = entries.get(key)
-                    if known is None:
-                        entries[key], changed = have, True
-                    elif _agree(known.artifacts, have.artifacts) and have.artifacts.keys() - known.artifacts.keys():
-                        known.artifacts.update(have.artifacts)
-                        changed = True
-                if not entries:
-                    continue
-                if before is None or changed:
-                    every = (item for have in entries.values() for item in have.artifacts.values())
-                    before = collections.put(self.store, name, part, every)
-                self.result.kept.append(Kept(part, before.id, len(entries), len(entries) - had))
+            with self.store.base.lock(f"collection-{self.result.name}"):
+                self._name_part(part)
+
+    def _name_part(self, part: Part) -> None:
+        name, entries = self.result.name, self.have[part]
+        manifest_id, had, changed = self.before[part], self.had[part], part in self.changed
+        if collections.current_id(self.store, name, part) != manifest_id:
+            found = collections.current(self.store, name, part)
+            entries = {} if found is None else _had(found.artifacts)
+            manifest_id, had = None if found is None else found.id, len(entries)
+            changed = _add(entries, self.have[part])
+        if not entries:
+            return
+        if changed or manifest_id is None:
+            every = (item for have in entries.values() for item in have.artifacts.values())
+            manifest_id = collections.put(self.store, name, part, every).id
+        self.result.kept.append(Kept(part, manifest_id, len(entries), len(entries) - had))
 
 
 def fault_of(result: Imported) -> StoreFault | Miss | None:
@@ -389,9 +402,10 @@ def printable(path: str) -> str:
     return path if path.isprintable() else path.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def _bad_name(path: str) -> str:
+def _bad_name(*paths: str) -> str:
     try:
-        check_relative_path(path)
+        for path in paths:
+            check_relative_path(path)
         return ""
     except StoreFault:
         return "name"
@@ -402,6 +416,18 @@ def _had(artifacts: tuple[Artifact, ...]) -> dict[str, _Have]:
     for (_, entry), items in collections.by_entry(artifacts).items():
         found[entry] = _Have({item.path: item for item in items})
     return found
+
+
+def _add(entries: dict[str, _Have], more: Mapping[str, _Have]) -> bool:
+    """Add what contradicts nothing; whether there was any."""
+    changed = False
+    for key, have in more.items():
+        known = entries.setdefault(key, have)
+        new = have.artifacts.keys() - known.artifacts.keys()
+        if known is have or (new and _agree(known.artifacts, have.artifacts)):
+            known.artifacts.update(have.artifacts)
+            changed = True
+    return changed
 
 
 def _agree(left: Mapping[str, Artifact], right: Mapping[str, Artifact]) -> bool:
