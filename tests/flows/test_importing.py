@@ -149,6 +149,7 @@ def test_the_folder_of_one_compiler_may_be_the_source(store: LocalStore, source:
 
 
 A, B = module("a"), vllm("a")
+NEFF_AND_MARK = {"model.neff": stub_neff("a"), "model.done": b""}
 LEFT_OUT: dict[str, tuple[Tree, str]] = {
     "a failed compile": (below(place_of(A), {"model.hlo_module.pb": b"hlo", "model.log": b"error"}), "failed"),
     "a killed compile": (
@@ -181,10 +182,7 @@ LEFT_OUT: dict[str, tuple[Tree, str]] = {
     "NKI's results, which name files elsewhere": ({"nki/abc.json": b"{}"}, "foreign"),
     "a lock of TorchNeuron's": ({f"locks/{key('a')}.lock": b""}, "lock"),
     "a temporary file of TorchNeuron's": ({"ab/cd/.tmp.x1y2z3": stub_neff("a")}, "temporary"),
-    "a name that prints on a terminal": (
-        {f"neuronxcc-{VERSION}/MODULE_\x1b[2J+0/{name}": data for name, data in (("model.neff", stub_neff("a")), ("model.done", b""))},
-        "name",
-    ),
+    "a name that prints on a terminal": (below(f"neuronxcc-{VERSION}/MODULE_\x1b[2J+0", NEFF_AND_MARK), "name"),
 }  # fmt: skip
 
 
@@ -350,7 +348,7 @@ def test_an_export_is_a_copy_and_a_damaged_blob_is_not_exported(
     imported(written(source, torchneuron("a")), store)
     [part] = collections.find(store, "fleet")
     export_directory(store, [part.manifest], tmp_path / "out")
-    [file] = [path for path in (tmp_path / "out").rglob("*.neff")]
+    [file] = list((tmp_path / "out").rglob("*.neff"))
     assert file.stat().st_nlink == 1
     assert file.stat().st_mode & 0o200
     blob = store.blob_path(part.manifest.artifacts[0].sha256)
