@@ -66,8 +66,8 @@ REASONS: Mapping[str, str] = {
 """Why something is left out."""
 
 DONE, NEFF, LOG = "model.done", "model.neff", "model.log"
-_XLA_FILES = (NEFF, "model.hlo_module.pb", "model.hlo.pb", "wrapped_neff.hlo", "compile_flags.json")
-_XLA_MARKERS = (DONE, "compile_flags.txt")  # may be empty
+XLA_FILES = (NEFF, "model.hlo_module.pb", "model.hlo.pb", "wrapped_neff.hlo", "compile_flags.json")
+XLA_MARKERS = (DONE, "compile_flags.txt")  # may be empty
 COMPLETE = ".compilation_complete"
 _VLLM_FILES = frozenset({COMPLETE, "graph.hlo", ".artifact_metadata_v0.json", "command.txt"})
 _VLLM_LOG = "log-neuron-cc.txt"
@@ -147,8 +147,8 @@ def judge(where: Spot, sizes: Mapping[str, int]) -> Verdict:
 def _judge_xla(sizes: Mapping[str, int]) -> Verdict:
     if DONE not in sizes or NEFF not in sizes:
         return Verdict(None, _unfinished(sizes, LOG if NEFF not in sizes else ""))
-    keep = tuple(name for name in (*_XLA_FILES, *_XLA_MARKERS) if name in sizes)
-    if any(not sizes[name] for name in keep if name not in _XLA_MARKERS):
+    keep = tuple(name for name in (*XLA_FILES, *XLA_MARKERS) if name in sizes)
+    if any(not sizes[name] for name in keep if name not in XLA_MARKERS):
         return Verdict(None, "empty")
     return Verdict("libneuronxla", keep=keep, beside={name: beside_reason(name) for name in sizes if name not in keep})
 
