@@ -58,7 +58,7 @@ def command(
         return _bundle(source, store, trust, output)
     if trust:
         raise Usage("nobody signs a cache of files", hint="import it where it is trusted, and sign the collection")
-    return _cache(source, store, name, compiler, settings(), output)
+    return _cache(source, store, name, compiler, settings, output)
 
 
 def _bundle(file: str, store: LocalStore, trust: Trust, output: Output) -> int:
@@ -81,7 +81,7 @@ def _bundle(file: str, store: LocalStore, trust: Trust, output: Output) -> int:
 
 
 def _cache(
-    source: str, store: LocalStore, name: str | None, compiler: str | None, settings: Any, output: Output
+    source: str, store: LocalStore, name: str | None, compiler: str | None, settings: Callable[[], Any], output: Output
 ) -> int:
     from neffcache.flows.collections import default_name
     from neffcache.flows.importing import fault_of, import_cache
@@ -94,7 +94,7 @@ def _cache(
         from neffcache.remote.client import Client
         from neffcache.remote.url import parse
 
-        client = Client(parse(source).plain(), settings.access())
+        client = Client(parse(source).plain(), settings().access())
         origin = Bucket(client, store)
         called = name or default_name(f"{client.url.bucket}/{client.url.prefix}")
     else:

@@ -144,6 +144,8 @@ def test_push_and_pull_take_a_collection_by_its_name(
     assert neffcache("push", "--collection", "none", "--remote", url, "--dir", root).code == 3
     pushed = neffcache("push", "--collection", "fleet", "--remote", url, "--dir", root, "--json")
     assert (pushed.code, len(pushed.json["targets"])) == (0, 3)
+    checked = neffcache("check", "--remote", url, "--channel", "collections", "--dir", root, "--json")
+    assert (checked.code, {row["state"] for row in checked.json}) == (3, {"UNKNOWN"}), "of no job, so no HIT"
     other = tmp_path / "other"
     assert neffcache("pull", "--collection", "none", "--remote", url, "--dir", other).code == 3
     pulled = neffcache("pull", "--collection", "fleet", "--remote", url, "--dir", other, "--json")
