@@ -98,7 +98,7 @@ def _cache(
         origin = Bucket(client, store)
         called = name or default_name(f"{client.url.bucket}/{client.url.prefix}")
     else:
-        origin = Directory(Path(source))
+        origin = Directory(Path(source), store)
         called = name or default_name(os.path.abspath(source))
     try:
         with transfer_of(output) as progress:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from neffcache.compile.neuron.layouts import Check, Wrong
 from neffcache.errors import Usage
 from neffcache.key.canonical import digest
+from neffcache.store import layout
 from neffcache.store.blobs import Batch
 from neffcache.store.bundle import MAX_MEMBER
 from neffcache.store.files import Identity, read_chunks
@@ -71,12 +72,12 @@ class Origin(Protocol):
 
 
 class Directory:
-    """A directory of this machine. No link is followed, whoever puts one there while it is read."""
+    """A directory of this machine, for import into `store`. No link is followed, whoever puts one there meanwhile."""
 
     at_once = 1
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))
+    def __init__(self, path: Path, store: LocalStore) -> None:
+        self.path, self.store = Path(os.path.abspath(path)), store
         self.where, self.name = str(path), self.path.name
         self._links: Counter[tuple[int, int]] = Counter()
         try:
@@ -96,9 +97,9 @@ class Directory:
 
     def files(self) -> Iterator[File]:
         for path, status in self._walk():
-            yield File(path, 0 if status is None else status.st_size, reason=self._reason(status))
+            yield File(path, 0 if status is None else status.st_size, reason=self._reason(path, status))
 
-    def _reason(self, status: os.stat_result | None) -> str:
+    def _reason(self, path: str, status: os.stat_result | None) -> str:
         if status is None:
             return "unreadable"
         if stat.S_ISLNK(status.st_mode):
@@ -109,7 +110,16 @@ class Directory:
             return "huge"
         # Copies that share their content inside of the source are copies; another name elsewhere is somebody's file.
         outside = status.st_nlink > max(1, self._links[status.st_dev, status.st_ino])
-        return "hard-link" if outside else ""
+        return "hard-link" if outside and not self._is_ours(path, status) else ""
+
+    def _is_ours(self, path: str, status: os.stat_result) -> bool:
+        """Whether a file is a link to a blob of the store, as those of a view are."""
+        try:
+            sha256 = self.sha256(File(path, status.st_size), None, needed=True)
+            blob = os.lstat(self.store.root / layout.blob_name(sha256))
+        except (Wrong, OSError):
+            return False
+        return os.path.samestat(blob, status)
 
     def _walk(self) -> Iterator[tuple[str, os.stat_result | None]]:
         """(path, status) of everything that is no directory, in order; None for what cannot be looked at."""
@@ -160,7 +170,7 @@ class Directory:
             raise
         return current
 
-    def sha256(self, file: File, check: Check | None, *, needed: bool) -> str | None:
+    def sha256(self, file: File, check: Check | None, *, needed: bool) -> str:
         sha = hashlib.sha256()
         for chunk in _passing(self._chunks(file), check):
             sha.update(chunk)

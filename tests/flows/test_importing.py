@@ -76,7 +76,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def imported(source: Path, store: LocalStore, name: str = "fleet", **given: str) -> Imported:
-    origin = Directory(source)
+    origin = Directory(source, store)
     try:
         done = import_cache(origin, store, name, **given)  # type: ignore[arg-type]
     finally:
@@ -375,7 +375,7 @@ def test_no_link_is_followed_and_no_special_file_is_opened(store: LocalStore, so
     (source / next(iter(torchneuron("d")))).symlink_to("../../../secret")
     mixed = written(source, without(module("mixed"), "compile_flags.json"))
     (mixed / place_of(module("mixed")) / "compile_flags.json").symlink_to("/etc/hostname")
-    done = import_cache(Directory(source), store, "fleet")
+    done = import_cache(Directory(source, store), store, "fleet")
     assert left(done) == {"special": 1, "link": 3, "hard-link": 1}
     assert done.files.left_out["link"] == 3 + len(module("mixed")), "the folder is one, and its content is not seen"
     assert held(store) == below("xla", module("good"))
@@ -388,6 +388,19 @@ def test_links_among_the_copies_of_a_source_are_copies(store: LocalStore, source
         os.link(source / "r0" / path, source / "r1" / path)
     done = imported(source, store)
     assert (done.entries.imported, done.folded, left(done)) == (1, 1, {})
+
+
+def test_the_view_of_a_collection_may_be_imported_with_what_was_added_there(
+    store: LocalStore, source: Path, tmp_path: Path
+) -> None:
+    imported(written(source, torchneuron("a")), store)
+    [part] = collections.find(store, "fleet")
+    view = materialise(store, part.manifest, where=tmp_path / "views").path / "neff"
+    assert next(view.rglob("*.neff")).stat().st_nlink > 1
+    done = imported(written(view, torchneuron("b")), store)
+    assert (done.entries.present, done.entries.imported, left(done)) == (1, 1, {})
+    other = LocalStore.open(tmp_path / "other", writable=True)
+    assert left(imported(view, other)) == {"hard-link": 1}, "for any other store it is somebody's file"
 
 
 def test_a_directory_that_becomes_a_link_while_it_is_read_is_not_followed(
@@ -405,7 +418,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_read_is_not_followed(
         return sha256(self, *args, **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Directory, "sha256", swapped)
-    done = import_cache(Directory(source), store, "fleet")
+    done = import_cache(Directory(source, store), store, "fleet")
     assert left(done) == {"unreadable": 1}
     assert isinstance(fault_of(done), StoreFault)
     assert held(store) == below("xla", module("good"))
@@ -438,7 +451,7 @@ def test_a_huge_file_is_not_read(store: LocalStore, source: Path) -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", ".hidden", "é", "x" * 101])
 def test_a_collection_has_a_plain_name(store: LocalStore, source: Path, name: str) -> None:
     with pytest.raises(Usage):
-        import_cache(Directory(written(source, A)), store, name)
+        import_cache(Directory(written(source, A), store), store, name)
     assert store.manifest_ids() == []
 
 
@@ -468,7 +481,7 @@ def test_a_collection_is_never_a_hit_even_where_somebody_points_a_job_at_it(stor
     )
     assert check_ref(said, store).state == "UNKNOWN"
     with pytest.raises(Usage, match="is a configuration"):
-        import_cache(Directory(source), store, said.config)
+        import_cache(Directory(source, store), store, said.config)
 
 
 # A kill
@@ -491,7 +504,7 @@ def test_a_killed_import_shows_nothing_and_the_next_one_copies_only_the_rest(
             finish(self)
 
         monkeypatch.setattr(Batch, "finish", counted)
-        import_cache(Directory(source), store, "fleet")
+        import_cache(Directory(source, store), store, "fleet")
 
     process = child(dying)
     assert process.wait() == -signal.SIGKILL  # type: ignore[attr-defined]

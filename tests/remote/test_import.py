@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import boto3
+import botocore.session
 import pytest
 
 from neffcache.flows import collections
@@ -29,7 +29,7 @@ Put = Callable[[Mapping[str, bytes]], None]
 @pytest.fixture
 def put(server: Server, credentials: None, prefix: str) -> Put:
     """Writes objects below the prefix, as another program would."""
-    s3 = boto3.client("s3", endpoint_url=server.endpoint)
+    s3 = botocore.session.get_session().create_client("s3", region_name="us-east-1", endpoint_url=server.endpoint)
 
     def write(tree: Mapping[str, bytes]) -> None:
         for name, data in tree.items():
@@ -168,7 +168,9 @@ def test_a_collection_travels_like_any_manifest(
     connect: Callable[..., RemoteStore], store: LocalStore, other: LocalStore, tmp_path: Path
 ) -> None:
     tree = module("a") | vllm("a")
-    import_cache(Directory(written(tmp_path / "cache", tree | without(module("b"), "model.done"))), store, "fleet")
+    import_cache(
+        Directory(written(tmp_path / "cache", tree | without(module("b"), "model.done")), store), store, "fleet"
+    )
     sources = of_collection(store, "fleet")
     pushed = push(connect(), store, sources)
     assert pushed.fault() is None
@@ -180,9 +182,9 @@ def test_a_collection_travels_like_any_manifest(
     assert pull(remote, other, targets).complete
     assert held(other) == held(store) == tree
     # Another machine adds an entry to the same collection: the pointer comes to name both.
-    import_cache(Directory(written(tmp_path / "more", module("c"))), other, "fleet")
+    import_cache(Directory(written(tmp_path / "more", module("c")), other), other, "fleet")
     assert push(connect(), other, of_collection(other, "fleet")).fault() is None
-    import_cache(Directory(written(tmp_path / "else", module("d"))), store, "fleet")
+    import_cache(Directory(written(tmp_path / "else", module("d")), store), store, "fleet")
     assert push(connect(), store, of_collection(store, "fleet")).fault() is None
     [key] = {item.manifest.cache_key for item in collections.find(store, "fleet") if item.part.layout == "libneuronxla"}
     pointer = connect().pointer(key)
