@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 @click.command("env", epilog='Example:  eval "$(neffcache env llama3_debugmodel)"')
-@click.argument("config")
+@click.argument("config", required=False)
+@click.option("--collection", metavar="NAME", help="Of a named collection instead: what points its package to it.")
+@click.option(
+    "--layout",
+    type=click.Choice(["torchneuron", "torchneuron-older", "libneuronxla", "vllm"]),
+    help="Which of a collection's layouts [the installed package's, or the only one].",
+)
 @click.option(
     "--on-miss",
     type=click.Choice(["fail", "compile", "warn"]),
@@ -29,7 +35,9 @@ if TYPE_CHECKING:
 @store_option
 @output_options
 def command(
-    config: str,
+    config: str | None,
+    collection: str | None,
+    layout: str | None,
     on_miss: str,
     trust: Trust,
     directory: str | None,
@@ -37,13 +45,26 @@ def command(
     output: Output,
 ) -> int:
     """The exact environment that run would set for CONFIG, as lines for a shell, and the command that it would start.
+    With --collection: the variable that points a Neuron package to the collection's files.
 
     Makes what a run needs: the view, and a directory of its own below the store's runs/ (reports, outputs).
     """
     from neffcache.cli.progress import Lines
-    from neffcache.flows.env import env
+    from neffcache.flows.env import env, env_of_collection
 
+    if (config is None) == (collection is None):
+        raise click.UsageError("give a CONFIG, or --collection NAME")
     store = open_to_run(directory)
+    if collection is not None:
+        view, variables, own = env_of_collection(store, collection, os.environ, layout=layout)
+        output.note(f"made {own}; remove it when nobody uses it any more")
+        output.note("a collection is of no job: nothing proves that a run finds what it needs there")
+        said = {"environment": variables, "view": str(view.path), "manifest": view.manifest_id, "directory": str(own)}
+        output.emit(said, [f"export {name}={shlex.quote(value)}" for name, value in variables.items()])
+        return 0
+    if layout is not None:
+        raise click.UsageError("--layout is for --collection")
+    assert config is not None
     ready, own = env(choose(config), store, os.environ, on_miss=on_miss, progress=Lines(output), trust=trust)
     output.note(f"made {own} for this run; remove it when the run is over")
     if ready.command:

@@ -89,7 +89,7 @@ def _manifests(rows: list[dict[str, Any]]) -> list[str]:
             (
                 row["id"][:12],
                 row["config"],
-                state[row["complete"]],
+                "collection" if row["collection"] else state[row["complete"]],
                 "yes" if row["current"] else "no",
                 row["ranks"],
                 row["graphs"],

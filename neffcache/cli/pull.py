@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="The current manifest of every job key.")
 @click.option("--channel", help="Where refs are looked up; without a CONFIG everything that it names [current].")
 @click.option("--manifest", "manifests", multiple=True, metavar="ID", help="A manifest by its whole id; repeatable.")
+@click.option("--collection", "collections", multiple=True, metavar="NAME", help="A named collection; repeatable.")
 @click.option("--by-ref", is_flag=True, help="By the ref of the request, without TorchTitan; proves less.")
 @click.option("--verify", is_flag=True, help="Hash what is here first, so that what is damaged is fetched again.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be fetched.")
@@ -43,6 +44,7 @@ def command(
     configs: tuple[str, ...],
     every: bool,
     manifests: tuple[str, ...],
+    collections: tuple[str, ...],
     by_ref: bool,
     verify: bool,
     dry_run: bool,
@@ -63,11 +65,12 @@ def command(
     from neffcache.flows.resolve import titan_installed
 
     chosen = settings()
-    if not (configs or every or manifests or channel_asked):
-        raise click.UsageError("give a CONFIG, --manifest, --channel or --all")
+    if not (configs or every or manifests or collections or channel_asked):
+        raise click.UsageError("give a CONFIG, --collection, --manifest, --channel or --all")
     wanted = Wanted(
         requests=tuple(choose(name, versions if by_ref or not titan_installed() else None) for name in configs),
         manifests=manifests,
+        collections=collections,
         channel=channel_asked if not configs else None,
         every=every,
         by_ref=by_ref,

@@ -16,6 +16,7 @@ from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 @click.option("--remote", help=URL_HELP)
 @click.option("--all", "every", is_flag=True, help="The current manifest of every job key.")
 @click.option("--channel", help="Where refs are looked up; without a CONFIG everything that it names [current].")
+@click.option("--collection", "collections", multiple=True, metavar="NAME", help="A named collection; repeatable.")
 @click.option("--repair", is_flag=True, help="Read what is there, and rewrite what is damaged or gone.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @remote_options(writing=True)
@@ -25,6 +26,7 @@ from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 @output_options
 def command(
     configs: tuple[str, ...],
+    collections: tuple[str, ...],
     every: bool,
     repair: bool,
     dry_run: bool,
@@ -41,18 +43,18 @@ def command(
     Exit codes: 0 everything is there; 3 the store has nothing for CONFIG; 4 the remote failed; 7 something is damaged.
     """
     from neffcache.errors import Miss
-    from neffcache.flows.push import of_all, of_channel, of_request, push
+    from neffcache.flows.push import of_all, of_channel, of_collection, of_request, push
     from neffcache.flows.remote import accounts
 
     chosen = settings()
-    if not (configs or every or channel_asked):
-        raise click.UsageError("give a CONFIG, --channel or --all")
+    if not (configs or every or channel_asked or collections):
+        raise click.UsageError("give a CONFIG, --collection, --channel or --all")
     remote = chosen.open()
     store = open_store(directory, writable=False)
     if every:
         sources = of_all(store)
-    elif configs:
-        sources = []
+    elif configs or collections:
+        sources = [source for name in collections for source in of_collection(store, name)]
         for name in configs:
             request = choose(name, versions)
             found = of_request(store, chosen.channel, request)

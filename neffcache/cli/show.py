@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from neffcache.store.local import LocalStore
     from neffcache.store.records import GraphRecord, Manifest, Ref
 
+FILES = 20
+"""Files of a collection that are shown; it may have very many."""
 _PLACE = ("target", "lnc", "world_size", "toolchain")
 
 
@@ -25,9 +27,10 @@ _PLACE = ("target", "lnc", "world_size", "toolchain")
 @store_option
 @output_options
 def command(name: str, text: bool, directory: str | None, output: Output) -> int:
-    """One manifest or graph record: a warmed CONFIG, or the beginning of a manifest id, job key or compile key."""
+    """One manifest or graph record: a warmed CONFIG, a collection, or the beginning of an id or key of one."""
     from neffcache.errors import Usage
     from neffcache.flows.listing import find
+    from neffcache.store.records import is_collection
 
     store = open_store(directory, writable=False)
     found = find(store, name)
@@ -41,6 +44,11 @@ def command(name: str, text: bool, directory: str | None, output: Output) -> int
         output.emit(document, _graph(found.graph))
     elif found.manifest is not None:
         output.emit(document, [*_manifest(store, found.manifest), *_ways(found.refs)])
+    elif all(is_collection(ref) for _, _, ref in found.refs):
+        lines = [f"{name} is a collection of {len(found.refs)} manifests; show one by its manifest:"]
+        rows = [(ref.manifest[:12], ref.request.get("layout"), ref.request.get("compiler") or "unknown")
+                for _, _, ref in found.refs]  # fmt: skip
+        output.emit(document, [*lines, *table(("manifest", "layout", "compiler"), rows)])
     else:
         lines = [f"{name} was warmed as {len(found.refs)} requests; show one by its manifest:"]
         output.emit(document, [*lines, *_refs(found.refs)])
@@ -64,7 +72,10 @@ def _graph(record: GraphRecord) -> list[str]:
 
 def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
     from neffcache.store.native import graphs_of
+    from neffcache.store.records import is_collection
 
+    if is_collection(manifest):
+        return _collection(store, manifest)
     request = manifest.request
     graphs = []
     for key in manifest.compile_keys():
@@ -92,8 +103,33 @@ def _manifest(store: LocalStore, manifest: Manifest) -> list[str]:
     ]  # fmt: skip
 
 
+def _collection(store: LocalStore, manifest: Manifest) -> list[str]:
+    from neffcache.flows.collections import summary
+
+    said, lacking = summary(manifest), store.missing(manifest)
+    files = [f"  file {item.store}/{item.path} {size(item.size)}" for item in manifest.artifacts[:FILES]]
+    more = len(manifest.artifacts) - len(files)
+    return [
+        f"manifest {manifest.id}",
+        f"  collection {manifest.request.get('config')}: files of a cache, of no job; {manifest.created}",
+        f"  {said['entries']} entries of {said['layout']}, {said['files']} files, {size(said['bytes'])}",
+        f"  compiler {said['compiler'] or 'unknown'}",
+        *files,
+        *([f"  and {more} more files; --json names all"] if more else []),
+        *(f"  MISSING {item.kind} {item.what}" for item in lacking),
+        *([] if lacking else ["  everything that it names is in the store"]),
+    ]
+
+
 def _ways(refs: Sequence[tuple[str, str, Ref]]) -> list[str]:
-    return [f"  without TorchTitan: neffcache init {shlex.join(words(ref.request))}" for _, _, ref in refs]
+    from neffcache.store.records import is_collection
+
+    return [
+        f"  to use it: neffcache export {shlex.quote(ref.config)} --layout auto -o DIRECTORY"
+        if is_collection(ref)
+        else f"  without TorchTitan: neffcache init {shlex.join(words(ref.request))}"
+        for _, _, ref in refs
+    ]
 
 
 def _phases(graphs: Mapping[str, Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from neffcache.key.canonical import digest
 from neffcache.store import bundle
 from neffcache.store.bundle import Bundle, Named, Written
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Damaged, Manifest, Signatures
+from neffcache.store.records import Damaged, Manifest, Signatures, is_collection
 
 
 def export(store: LocalStore, names: Sequence[str], target: BinaryIO) -> Written:
@@ -20,6 +20,12 @@ def export(store: LocalStore, names: Sequence[str], target: BinaryIO) -> Written
 
     Raises Miss for a name without a ref and for a manifest that is not complete or lacks files; Damaged, StoreFault.
     """
+    refs, manifests = named(store, names)
+    return bundle.write(store, manifests, refs, target)
+
+
+def named(store: LocalStore, names: Sequence[str]) -> tuple[list[Named], list[Manifest]]:
+    """The refs that names mean, as of `export`, and their manifests, complete and with all files. Errors as there."""
     refs: dict[tuple[str, str, str], Named] = {}
     wanted: Sequence[str | None] = names or [None]
     for name in wanted:
@@ -30,8 +36,8 @@ def export(store: LocalStore, names: Sequence[str], target: BinaryIO) -> Written
                 hint="see neffcache ls --refs",
             )
         refs |= {(channel, ref.config, request): Named(channel, ref) for channel, request, ref in found}
-    manifests = {named.ref.manifest: _complete(store, named) for named in refs.values()}
-    return bundle.write(store, list(manifests.values()), refs.values(), target)
+    manifests = {item.ref.manifest: _complete(store, item) for item in refs.values()}
+    return list(refs.values()), list(manifests.values())
 
 
 def import_bundle(source: BinaryIO, store: LocalStore, trust: Trust = NOBODY) -> dict[str, Any]:
@@ -56,13 +62,13 @@ def import_bundle(source: BinaryIO, store: LocalStore, trust: Trust = NOBODY) ->
     for signatures in held.signatures.values():
         store.put_signatures(signatures)
     newer = [
-        named.ref.config
-        for named in held.refs
-        if store.put_ref(named.channel, named.ref.config, digest(dict(named.ref.request)), named.ref) != named.ref
+        item.ref.config
+        for item in held.refs
+        if store.put_ref(item.channel, item.ref.config, digest(dict(item.ref.request)), item.ref) != item.ref
     ]
     return {
         "manifests": sorted(held.manifests),
-        "configs": sorted({named.ref.config for named in held.refs}),
+        "configs": sorted({item.ref.config for item in held.refs}),
         "graphs": len(held.graphs),
         "refs": len(held.refs),
         "kept_newer": newer,
@@ -78,19 +84,19 @@ def _check_signed(held: Bundle, store: LocalStore, trust: Trust) -> None:
 
     for manifest in held.manifests.values():
         check_manifest(trust, manifest, said, held.graphs.get)
-    for named in held.refs:
-        known = store.ref(named.channel, named.ref.config, digest(dict(named.ref.request)))
-        statement = statement_of(trust, named.channel, named.ref, said, known)
-        check_content(statement, held.manifests[named.ref.manifest], held.graphs.get)
+    for item in held.refs:
+        known = store.ref(item.channel, item.ref.config, digest(dict(item.ref.request)))
+        statement = statement_of(trust, item.channel, item.ref, said, known)
+        check_content(statement, held.manifests[item.ref.manifest], held.graphs.get)
 
 
-def _complete(store: LocalStore, named: Named) -> Manifest:
-    found = store.get_manifest(named.ref.manifest)
+def _complete(store: LocalStore, item: Named) -> Manifest:
+    found = store.get_manifest(item.ref.manifest)
     lacking = [] if found is None else store.missing(found)
     if found is None or not found.complete or lacking:
         why = "is not here" if found is None else f"lacks {len(lacking)} files" if lacking else "is not complete"
         raise Miss(
-            f"manifest {named.ref.manifest[:12]} of {named.ref.config} {why}: it cannot be exported",
-            hint=f"neffcache warm {named.ref.config}",
+            f"manifest {item.ref.manifest[:12]} of {item.ref.config} {why}: it cannot be exported",
+            hint="neffcache pull it" if is_collection(item.ref) else f"neffcache warm {item.ref.config}",
         )
     return found

@@ -20,7 +20,7 @@ from neffcache.key.canonical import canonical_json
 from neffcache.key.compare import differences
 from neffcache.store import layout
 from neffcache.store.local import LocalStore, Missing
-from neffcache.store.records import Manifest, Ref
+from neffcache.store.records import Manifest, Ref, is_collection
 
 State = Literal["HIT", "PARTIAL", "MISS", "UNKNOWN"]
 
@@ -111,6 +111,8 @@ def check_ref(request: Request, store: LocalStore, *, verify: bool = False, trus
     found = store.get_manifest(ref.manifest)
     if found is None:
         return _without_manifest(Checked(config, "MISS", "ref", ref.cache_key), ref.manifest)
+    if is_collection(found):
+        return Checked(config, "UNKNOWN", "ref", reason="the ref names a collection, which is of no job")
     if found.cache_key != ref.cache_key:
         return Checked(config, "UNKNOWN", "ref", reason="the ref names a manifest of another job key")
     judged = _judged(store, Checked(config, "HIT", "ref", ref.cache_key, found, reason=UNPROVED), verify=verify)

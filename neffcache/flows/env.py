@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from neffcache.errors import StoreFault
+from neffcache.compile.neuron import installation
+from neffcache.compile.neuron.layouts import READS, STORES, VARIABLES
+from neffcache.errors import StoreFault, Usage
+from neffcache.flows import collections
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import first_line, resolve
 from neffcache.flows.run import Prepared, check_environment, manifest_to_run, prepare
@@ -18,6 +21,7 @@ from neffcache.flows.warm import Progress
 from neffcache.flows.workers import aside, scratch
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
+from neffcache.store.view import View, materialise
 
 RUNS = "runs"
 """Directory of a store for the launches that `env` prepared; each is removed by whoever launched."""
@@ -51,6 +55,42 @@ def env(
     except BaseException:
         shutil.rmtree(own, ignore_errors=True)
         raise
+
+
+def env_of_collection(
+    store: LocalStore, name: str, environ: Mapping[str, str], *, layout: str | None = None
+) -> tuple[View, dict[str, str], Path]:
+    """A view of a collection, what points its package to it, and the directory that was made for it.
+
+    The package may write there: what it adds never reaches the store. Raises Miss for no such collection, Usage when
+    it cannot be told which of its manifests is meant; Damaged, StoreFault.
+    """
+    item = _meant(collections.require(store, name), name, layout)
+    own = _directory(store, item.manifest, environ)
+    try:
+        # libneuronxla makes locks beside what it reads; the others add files, and change none that are there.
+        writable = item.part.layout == "libneuronxla"
+        view = materialise(store, item.manifest, where=own, writable_overlay=writable)
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    place = view.path / STORES[item.part.layout]
+    return view, {VARIABLES[item.part.layout]: str(place)}, own
+
+
+def _meant(found: Sequence[collections.Named], name: str, layout: str | None) -> collections.Named:
+    installed = installation.version(installation.COMPILER)
+    wanted = layout or READS.get(installation.stack())
+    chosen = [item for item in found if item.part.layout == wanted] or ([] if layout else list(found))
+    if len(chosen) > 1:
+        chosen = [item for item in chosen if item.part.compiler == installed] or chosen
+    if len(chosen) == 1:
+        return chosen[0]
+    there = "; ".join(f"{item.manifest.id[:12]} ({item.part})" for item in found)
+    raise Usage(
+        f"the collection {name} has {len(chosen)} manifests that could be meant: {there}",
+        hint="--layout chooses one; of several compilers the installed one's is taken, or export one by its id",
+    )
 
 
 def _directory(store: LocalStore, manifest: Manifest, environ: Mapping[str, str]) -> Path:

@@ -20,7 +20,7 @@ from neffcache.flows.workers import aside, scratch
 from neffcache.graph.difference import first_difference, nearest
 from neffcache.key.compare import Difference
 from neffcache.store.local import LocalStore
-from neffcache.store.records import GraphRecord, Manifest
+from neffcache.store.records import GraphRecord, Manifest, is_collection
 
 CANDIDATES = 16
 """Records, nearest in number of nodes first, whose texts are compared with that of a graph without record."""
@@ -157,6 +157,8 @@ def nearest_manifest(job: Job, manifests: list[Manifest]) -> Near | None:
     """The manifest with the fewest differing components, then fields; of equals, one of the same configuration."""
     best: tuple[tuple[Any, ...], Near] | None = None
     for manifest in manifests:
+        if is_collection(manifest):
+            continue
         there = manifest_key(manifest)
         differing = [
             name

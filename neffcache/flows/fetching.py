@@ -18,6 +18,7 @@ from neffcache.flows.trust import NOBODY, Signed, Trust, check_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress
+from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
 
@@ -46,6 +47,7 @@ class Wanted:
     requests: tuple[Request, ...] = ()
     manifests: tuple[str, ...] = ()
     channel: str | None = None
+    collections: tuple[str, ...] = ()
     every: bool = False
     by_ref: bool = False
 
@@ -99,6 +101,10 @@ def pull_wanted(
                 targets.append(found)
         targets += [_by_id(remote, item) for item in wanted.manifests]
         targets += in_channel(remote, wanted.channel) if wanted.channel else []
+        for name in wanted.collections:
+            parts = in_channel(remote, layout.COLLECTIONS, name)
+            misses += [] if parts else [name]
+            targets += parts
         targets += everything(remote) if wanted.every else []
         signed = Signed(trust, remote.signatures)
         for target in targets:
@@ -158,7 +164,7 @@ def _by_ref(remote: RemoteStore, channel: str, request: Request) -> Target | Non
 
 
 def _others(wanted: Wanted) -> bool:
-    return bool(wanted.manifests or wanted.channel or wanted.every)
+    return bool(wanted.manifests or wanted.channel or wanted.collections or wanted.every)
 
 
 def _by_id(remote: RemoteStore, manifest_id: str) -> Target:

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from neffcache.errors import Miss, Usage
 from neffcache.flows.check import missing_json
+from neffcache.flows.collections import entry_count
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count
 from neffcache.store.ranks import ranges
-from neffcache.store.records import GraphRecord, Manifest, Ref
+from neffcache.store.records import GraphRecord, Manifest, Ref, is_collection
 
 SHORTEST = 6
 """Hex digits that the beginning of an id must have at least, so that a word is not taken for one."""
@@ -29,9 +30,10 @@ def manifest_rows(store: LocalStore) -> list[dict[str, Any]]:
             "config": str(item.request.get("config", "")),
             "cache_key": item.cache_key,
             "complete": item.complete,
+            "collection": is_collection(item),
             "current": current.get(item.cache_key) == item.id,
             "ranks": rank_count(item),
-            "graphs": graph_count(item),
+            "graphs": entry_count(item) if is_collection(item) else graph_count(item),
             "bytes": sum(sizes(item, records).values()),
             "created": item.created,
         }

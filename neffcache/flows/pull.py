@@ -101,9 +101,12 @@ def by_ref(remote: RemoteStore, channel: str, config: str, request: Mapping[str,
     return Target(config, found.manifest, found.cache_key, ((channel, digest, found),))
 
 
-def in_channel(remote: RemoteStore, channel: str) -> list[Target]:
-    """Every manifest that a channel names. Needs the right to list. Raises Damaged, Fault."""
-    return _by_manifest(_refs(remote, [item.name for item in remote.items("ref", channel)]))
+def in_channel(remote: RemoteStore, channel: str, config: str | None = None) -> list[Target]:
+    """Every manifest that a channel names (for one configuration). Needs the right to list. Raises Damaged, Fault."""
+    found = [item.name for item in remote.items("ref", channel)]
+    if config is not None:
+        found = [name for name in found if (layout.split_ref(name.rpartition("/")[2]) or ("", ""))[0] == config]
+    return _by_manifest(_refs(remote, found))
 
 
 def everything(remote: RemoteStore) -> list[Target]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neffcache.errors import Miss, NeffcacheError
+from neffcache.flows import collections
 from neffcache.flows.request import Request
 from neffcache.key.canonical import sha256_hex
 from neffcache.remote import errors
@@ -110,6 +111,14 @@ def of_channel(store: LocalStore, channel: str, wanted: Callable[[Ref], bool] = 
             named.setdefault(ref.manifest, []).append((channel, digest, ref))
     found = ((store.get_manifest(item), refs) for item, refs in named.items())
     return [Source(refs[0][2].config, item, tuple(refs)) for item, refs in found if item is not None]
+
+
+def of_collection(store: LocalStore, name: str) -> list[Source]:
+    """The manifests of a named collection. Raises Miss when there is none, StoreFault."""
+    return [
+        Source(name, item.manifest, ((collections.CHANNEL, item.digest, item.ref),))
+        for item in collections.require(store, name)
+    ]
 
 
 def of_all(store: LocalStore) -> list[Source]:

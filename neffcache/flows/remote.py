@@ -11,6 +11,7 @@ from neffcache.errors import Usage
 from neffcache.flows.settings import Setting, setting
 
 if TYPE_CHECKING:
+    from neffcache.remote.client import Access, Client
     from neffcache.remote.tier import RemoteStore
 
 ON_ERROR = ("fail", "stale-ok", "compile")
@@ -79,27 +80,29 @@ class RemoteSettings:
 
     def open(self) -> RemoteStore:
         """The remote; no request is made. Raises Usage when none is named."""
-        from neffcache.remote.client import Access
         from neffcache.remote.tier import RemoteStore
 
         if self.remote is None:
             raise Usage(
                 "no remote is named", hint="--remote s3://bucket/prefix, NEFFCACHE_REMOTE, or remote in neffcache.toml"
             )
+        return RemoteStore.open(self.remote, self.access())
+
+    def access(self) -> Access:
+        """How S3 is spoken to, whatever the place. Raises Usage for a value that is not understood."""
+        from neffcache.remote.client import Access
+
         text = {name: item.value or None for name, item in self.values.items()}
-        return RemoteStore.open(
-            self.remote,
-            Access(
-                region=text["region"],
-                endpoint_url=text["endpoint_url"],
-                anonymous=self._flag("anonymous"),
-                path_style=self._flag("path_style"),
-                sse=text["sse"],
-                kms_key=text["kms_key"],
-                requester_pays=self._flag("requester_pays"),
-                timeout=self._number("remote_timeout", 0.1),
-                transfers=int(self._number("transfers", 1)),
-            ),
+        return Access(
+            region=text["region"],
+            endpoint_url=text["endpoint_url"],
+            anonymous=self._flag("anonymous"),
+            path_style=self._flag("path_style"),
+            sse=text["sse"],
+            kms_key=text["kms_key"],
+            requester_pays=self._flag("requester_pays"),
+            timeout=self._number("remote_timeout", 0.1),
+            transfers=int(self._number("transfers", 1)),
         )
 
     def wrong(self, name: str, wanted: str) -> Usage:
@@ -124,4 +127,9 @@ class RemoteSettings:
 
 def accounts(remote: RemoteStore) -> dict[str, Any]:
     """What a command spent on a remote, for its JSON."""
-    return {"remote": remote.where, "requests": remote.client.requests(), "faults": remote.client.faults()}
+    return {"remote": remote.where, **accounts_of(remote.client)}
+
+
+def accounts_of(client: Client) -> dict[str, Any]:
+    """The requests and faults of one place."""
+    return {"requests": client.requests(), "faults": client.faults()}

@@ -17,7 +17,7 @@ from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Damaged
+from neffcache.store.records import Damaged, is_collection
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,9 @@ def _row(contents: Contents, presence: Presence, store: LocalStore, target: Targ
     if not found.complete:
         reasons.append("the manifest is not complete")
     state = "PARTIAL" if missing or not found.complete else "HIT"
+    if state == "HIT" and is_collection(found):
+        state = "UNKNOWN"
+        reasons.append("a collection, which is of no job; everything that it names is there")
     return RemoteRow(
         *(target.name, state, by, target.cache_key, found.id, tuple(missing), "; ".join(reasons)),
         local=_local(store, found.id),

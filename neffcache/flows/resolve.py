@@ -23,7 +23,7 @@ from neffcache.key.job import JobKey, job_key
 from neffcache.key.target import Mesh, placement_warnings, resolve_mesh
 from neffcache.key.workload import workload_component
 from neffcache.store.local import LocalStore
-from neffcache.store.records import Manifest
+from neffcache.store.records import Manifest, is_collection
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def current_manifest(store: LocalStore, job: Job) -> Manifest | None:
     """The manifest that the store has for a job key, compared by the components' SHA-256; None when it has none."""
     pointer = store.pointer(job.key.cache_key)
     found = None if pointer is None else store.get_manifest(pointer.manifest)
-    if found is None:
+    if found is None or is_collection(found):
         return None
     same = all(found.components.get(name, {}).get("sha256") == part.sha256 for name, part in job.key.components.items())
     return found if same else None

@@ -80,6 +80,7 @@ class Item(NamedTuple):
 
     name: str
     size: int
+    etag: str = ""
 
 
 class Client:
@@ -142,12 +143,13 @@ class Client:
 
         return self._absent_is_none(lambda: self._call("get", f"reading {name}", get))
 
-    def chunks(self, name: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+    def chunks(self, name: str, start: int = 0, length: int | None = None, *, etag: str = "") -> Iterator[bytes]:
         """The bytes of an object, or `length` of them from `start`; a stream that breaks goes on where it broke.
 
-        Raises Incomplete when there is no such object, Fault. The content is not checked.
+        Raises Incomplete when there is no such object, Precondition when it has another ETag than the one given, Fault.
+        The content is not checked.
         """
-        at, end, etag = start, None if length is None else start + length, ""
+        at, end = start, None if length is None else start + length
         trying = self.patience.trying()
         while end is None or at < end:
             try:
@@ -188,14 +190,19 @@ class Client:
         return self._absent_is_none(lambda: self._call("head", f"looking for {name}", head, explain=name))
 
     def names(self, folder: str) -> Iterator[Item]:
-        """Every object below a folder of the layout, page by page. Raises Fault, also for a later page."""
-        asked: dict[str, Any] = {"Prefix": self.url.key(folder) + "/", **self._reading}
+        """Every object below a folder of the layout (""; all), page by page, in the order of their keys.
+
+        Raises Fault, also for a later page.
+        """
+        prefix = f"{self.url.key(folder)}/" if folder else self.url.top
+        asked: dict[str, Any] = {**({"Prefix": prefix} if prefix else {}), **self._reading}
+        doing = f"listing {folder or self.where}"
         while True:
-            page = self._call("list", f"listing {folder}", functools.partial(self._s3.list_objects_v2, **asked))
+            page = self._call("list", doing, functools.partial(self._s3.list_objects_v2, **asked))
             for item in page.get("Contents", ()):
                 name = self.url.name(item["Key"])
                 if name is not None:
-                    yield Item(name, int(item["Size"]))
+                    yield Item(name, int(item["Size"]), item.get("ETag", ""))
             if not page.get("IsTruncated"):
                 return
             asked["ContinuationToken"] = page["NextContinuationToken"]

@@ -14,21 +14,34 @@ VERSION = "v1"
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """`prefix` has no slash at either end and no empty part; it may be empty."""
+    """`prefix` has no slash at either end and no empty part; it may be empty.
+
+    `version` is the folder of our layout; "" below a prefix that others have filled.
+    """
 
     bucket: str
     prefix: str
+    version: str = VERSION
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     def key(self, name: str) -> str:
         """The object key of a name in the layout; never begins with `/`, never holds `//`."""
-        return "/".join(part for part in (self.prefix, VERSION, name) if part)
+        return "/".join(part for part in (self.prefix, self.version, name) if part)
+
+    def plain(self) -> Url:
+        """The same place, for what others keep there."""
+        return Url(self.bucket, self.prefix, "")
+
+    @property
+    def top(self) -> str:
+        """What every object key below this remote begins with."""
+        return f"{top}/" if (top := self.key("")) else ""
 
     def name(self, key: str) -> str | None:
         """The name in the layout of an object key, or None for an object that is not below this remote."""
-        top = self.key("") + "/"
+        top = self.top
         return key.removeprefix(top) if key.startswith(top) else None
 
 

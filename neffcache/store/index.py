@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ import msgspec
 from neffcache.store import layout
 from neffcache.store.files import remove
 from neffcache.store.local import LocalStore
+from neffcache.store.records import Sha256
 from neffcache.store.root import log
 
 T = TypeVar("T")
@@ -189,6 +190,23 @@ class Index:
     def last_used(self, manifest_id: str) -> float | None:
         """When a manifest was used last, in seconds since 1970."""
         return self._get(f"used/{manifest_id}", float)
+
+    # What objects of a bucket held
+
+    def put_seen(self, seen: Mapping[str, str]) -> None:
+        """Remember SHA-256 by the digest of an object's address, ETag and size: it need not be fetched to be known."""
+        if self._cache is not None and seen:
+
+            def put() -> None:
+                with self._cache.transact():
+                    for key, sha256 in seen.items():
+                        self._cache.set(f"seen/{key}", sha256, retry=False)
+
+            self._try(put, None)
+
+    def seen(self, key: str) -> str | None:
+        """The SHA-256 of the content that an object had."""
+        return self._get(f"seen/{key}", Sha256)
 
     def _set(self, key: str, value: object) -> None:
         if self._cache is not None:

@@ -13,6 +13,7 @@ Kind = Literal["blob", "graph", "manifest", "key", "ref", "signature"]
 # Directories of a local store. Views, index, quarantine, tmp and locks exist only here, never in S3.
 BLOBS, GRAPHS, MANIFESTS, KEYS, REFS = "blobs/sha256", "graphs", "manifests", "keys", "refs"
 PACKS, LEASES, FAILURES = "packs", "leases", "failures"  # only in a remote
+COLLECTIONS = "collections"  # the channel of what is of no job
 SIGNATURES = "signatures"  # a directory a manifest, made with its first signature
 VIEWS, INDEX, QUARANTINE, TMP, LOCKS = "views", "index", "quarantine", "tmp", "locks"
 DIRECTORIES = (TMP, BLOBS, GRAPHS, MANIFESTS, KEYS, REFS, VIEWS, QUARANTINE, LOCKS)  # tmp first: others are made in it

@@ -286,6 +286,11 @@ def manifest_id(document: Mapping[str, Any]) -> str:
     return _digest({name: value for name, value in document.items() if name not in UNCOUNTED})
 
 
+def is_collection(item: Manifest | Ref) -> bool:
+    """Whether it is a named collection of files, which no job may take for its own."""
+    return bool(item.request.get("collection"))
+
+
 def manifest(
     *,
     cache_key: str,

@@ -26,6 +26,7 @@ from neffcache.compile.neuron.environment import (
     lock_timeout,
 )
 from neffcache.compile.neuron.installation import Stack
+from neffcache.compile.neuron.layouts import XLA_FILES, XLA_MARKERS
 from neffcache.compile.neuron.notes import Notes
 from neffcache.compile.neuron.operators import operator_of
 from neffcache.compile.toolchain import Counters, Identity
@@ -89,8 +90,8 @@ class ModuleRules:
     name = "xla"
     compiled = True
     _entry = re.compile(r"(neuronxcc-[^/]+/MODULE_[^/]+)/([^/]+)")
-    results = ("model.neff", "model.hlo_module.pb", "model.hlo.pb", "compile_flags.json")
-    markers = ("model.done", "compile_flags.txt")  # compile_flags.txt may be empty
+    results = XLA_FILES
+    markers = XLA_MARKERS
 
     def verdict(self, path: str, names: Collection[str]) -> Verdict:
         match = self._entry.fullmatch(path)

@@ -14,6 +14,10 @@ from pathlib import Path
 HEADER = 1024
 KNOWN_VERSIONS = (1, 2)
 _START = struct.Struct("<QQQ")
+START = _START.size
+"""Bytes of a file that `wrong_start` looks at."""
+NO_VERSION = 1 << 16
+"""A number this large is no packaging version: the file is text, an archive, or something else."""
 
 
 def header(data_size: int, version: int = 2) -> bytes:
@@ -26,18 +30,25 @@ def wrong(path: Path) -> str | None:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(_START.size)
+            start = file.read(START)
     except FileNotFoundError:
         return "there is none"
     if not path.is_file():
         return "it is no file"
+    return wrong_start(start, size)
+
+
+def wrong_start(start: bytes, size: int) -> str | None:
+    """The same of a file of `size` bytes that begins with `start`: `START` bytes, or all when it is shorter."""
     if size == 0:
         return "it is empty"
     if size <= HEADER:
         return f"it has {size} bytes, no more than a header"
-    version, header_size, data_size = _START.unpack(start)
+    version, header_size, data_size = _START.unpack(start[:START])
     if version == 0:
         return "its header is empty"
+    if version >= NO_VERSION:
+        return "it does not begin as a NEFF does"
     if version not in KNOWN_VERSIONS:
         return None
     if header_size != HEADER:
