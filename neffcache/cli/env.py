@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("env", epilog='Example:  eval "$(neffcache env llama3_debugmodel)"')
-@click.argument("config")
+@click.argument("config", shell_complete=offer("config"))
 @click.option(
     "--on-miss",
     type=click.Choice(["fail", "compile", "warn"]),
