@@ -100,7 +100,8 @@ def test_a_tab_in_an_interactive_bash(shell: dict[str, str], warmed: Manifest) -
     try:
         typed(terminal, b'eval "$(neffcache completion bash)"; echo done""so\n', rb"doneso")
         typed(terminal, b"neffcache comple\t", rb"neffcache completion ")
-        typed(terminal, b"\x15neffcache show " + warmed.id[:8].encode() + b"\t", warmed.id[-30:].encode())  # a long line scrolls
+        end = warmed.id[-30:].encode()  # a long line scrolls
+        typed(terminal, b"\x15neffcache show " + warmed.id[:8].encode() + b"\t", end)
         os.write(terminal, b"\x15exit\n")
     finally:
         os.close(terminal)
