@@ -106,7 +106,7 @@ def told(done: Answer, area: str, state: str, *words: str) -> None:
         pytest.param({"NEFFCACHE_REQUIRE_SIGNATURE": "me"}, 2, "settings", "error", ["me"], id="no public key"),
         pytest.param({"NEFFCACHE_REMOTE": "bucket"}, 2, "remote", "error", ["'bucket'"], id="S4 no URL"),
         pytest.param(
-            {"NEFFCACHE_REMOTE": "s3://bucket/../c"}, 2, "remote", "error", ["not a plain name"], id="S4 a prefix upwards"
+            {"NEFFCACHE_REMOTE": "s3://bucket/../c"}, 2, "remote", "error", ["not a plain name"], id="S4 upwards"
         ),
         pytest.param({"NEFFCACHE_SSE": "rot13"}, 2, "remote", "error", ["rot13"], id="no encryption"),
     ],
