@@ -108,8 +108,8 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("home", re.compile(r"(?P<kept>(?:/home|/Users|/fsx/home|/mnt/home)/)[^/\s\"':;,]+"), r"\g<kept><user>"),
     ("ec2 host", re.compile(r"\bip-\d{1,3}-\d{1,3}-\d{1,3}-\d{1,3}(?:\.[a-z0-9.-]+)?"), "<host>"),
 )
-# The value may be a quoted string with spaces, or a word. Every repetition has a bound or a place where it must begin: a
-# log may hold a word of a million letters.
+# The value may be a quoted string with spaces, or a word. Every repetition has a bound or a place where it must begin:
+# a log may hold a word of a million letters.
 _NAME = re.compile(r"(?<![A-Za-z0-9_])([A-Za-z0-9_][A-Za-z0-9_.-]{0,100})(?:\\?[\"'])?\s{0,9}(?:=>|[:=])\s{0,9}")
 _VALUE = re.compile(r"\\?\"(?:[^\"\\\n]|\\[^\n])*\\?\"|'[^'\n]*'|[^\s,;&\"'}\])]+")
 _OPTION = re.compile(r"(?<![A-Za-z0-9_-])(--?[A-Za-z][A-Za-z0-9_-]{0,60})[ \t]{1,9}(?!-)")
