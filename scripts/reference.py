@@ -148,11 +148,12 @@ def _first(kind: type[Any]) -> str:
 
 
 def _import_core() -> None:
-    """Import what defines errors: all rooms that need no torch."""
+    """Import what defines errors: all modules that need no torch."""
     for room in ("remote", "store", "key"):
         package = importlib.import_module(f"neffcache.{room}")
         for module in pkgutil.iter_modules(package.__path__, f"neffcache.{room}."):
             importlib.import_module(module.name)
+    importlib.import_module("neffcache.graph.uncacheable")
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

@@ -328,6 +328,12 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
     assert wanted == {text.partition(",")[0] for text in project["optional-dependencies"]["host"]}
 
 
+@pytest.fixture(scope="module")
+def hashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the digests of packages are remembered: torch is large, and hashed once for all tests here."""
+    return tmp_path_factory.mktemp("user-cache")
+
+
 @pytest.mark.parametrize(
     ("plant", "code", "area", "state", "words"),
     [
@@ -379,12 +385,14 @@ def test_a_neuron_installation(
     neffcache: Run,
     place: Place,
     stubs: Path,
+    hashed: Path,
     plant: Callable[[Place, Path], object],
     code: int,
     area: str,
     state: str,
     words: list[str],
 ) -> None:
+    place.patch.setenv("XDG_CACHE_HOME", str(hashed))
     plant(place, stubs)
     done = neffcache("doctor", "--json")
     assert done.code == done.json["exit_code"] == code, done.out
