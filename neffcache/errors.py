@@ -46,13 +46,13 @@ class Usage(NeffcacheError):
 
 
 class Miss(NeffcacheError):
-    """Something that was asked for is not in the cache."""
+    """Something that was asked for is not in the cache: a miss, partial or unknown."""
 
     exit_code = 3
 
 
 class RemoteFault(NeffcacheError):
-    """The remote tier is unreachable, denied, throttled or absent. Never counted as a miss."""
+    """The remote tier is unreachable, denied, throttled, or there is no such bucket; never counted as a miss."""
 
     exit_code = 4
 
@@ -82,7 +82,7 @@ class Unsupported(NeffcacheError):
 
 
 class CommandFailed(NeffcacheError):
-    """The launched command failed by itself."""
+    """The launched command failed by itself; its own status is in the JSON."""
 
     exit_code = 9
 

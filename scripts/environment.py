@@ -74,7 +74,7 @@ class Environment:
         return self.path.name
 
 
-FULL = Environment(ROOT / ".venv", ("host", "test"))
+FULL = Environment(ROOT / ".venv", ("host", "test", "docs"))
 CORE = Environment(ROOT / ".venv-core", ("test",))
 
 

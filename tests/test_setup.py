@@ -98,6 +98,6 @@ def test_the_lock_pins_every_direct_dependency() -> None:
     extras = project["optional-dependencies"]
     pins = environment.read_lock((ROOT / "scripts" / "lock.txt").read_text())
     assert extras["neuron"] == []
-    for text in [*project["dependencies"], *extras["host"], *extras["test"]]:
+    for text in [*project["dependencies"], *extras["host"], *extras["test"], *extras["docs"]]:
         requirement = Requirement(text)
         assert pins[requirement.name.lower()] in requirement.specifier, f"{text}: the lock has another version"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import (
     Output,
     job_options,
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 
 
 @click.command("check", cls=MayStandAlone, epilog="Example:  neffcache check llama3_8b --lnc 2 --remote")
-@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--remote", metavar="[URL]", help="The remote instead of the local store [NEFFCACHE_REMOTE].")
 @click.option("--all", "every", is_flag=True, help="With --remote: the current manifest of every job key.")
-@click.option("--channel", help="With --remote: where refs are looked up; without a CONFIG everything it names.")
+@click.option(
+    "--channel",
+    shell_complete=offer("channel"),
+    help="With --remote: where refs are looked up; without a CONFIG everything it names.",
+)
 @click.option("--by-ref", is_flag=True, help="By the ref of the request, without TorchTitan; proves less.")
 @click.option("--verify", is_flag=True, help="Hash every file too; damage is quarantined and exit code 7.")
 @remote_options(more=False, stands_alone=True)

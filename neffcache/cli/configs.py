@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, output_options
 from neffcache.cli.table import table
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @click.command("configs", epilog="Example:  neffcache configs --family qwen3")
-@click.argument("configs", nargs=-1, metavar="[CONFIG]...")
-@click.option("--family", "families", multiple=True, help="Only of this family; repeatable.")
+@click.argument("configs", nargs=-1, metavar="[CONFIG]...", shell_complete=offer("config"))
+@click.option(
+    "--family", "families", multiple=True, shell_complete=offer("family"), help="Only of this family; repeatable."
+)
 @click.option(
     "--verdict",
     "states",
@@ -25,7 +28,12 @@ if TYPE_CHECKING:
     help="Only with this verdict; repeatable.",
 )
 @click.option("--probe", is_flag=True, help="Trace them now, each in a process of its own, instead of asking the data.")
-@click.option("--titan", metavar="VERSION", help="What is known of another TorchTitan than the installed one.")
+@click.option(
+    "--titan",
+    metavar="VERSION",
+    shell_complete=offer("titan"),
+    help="What is known of another TorchTitan than the installed one.",
+)
 @output_options
 def command(
     configs: tuple[str, ...],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("env", epilog='Example:  eval "$(neffcache env llama3_debugmodel)"')
-@click.argument("config", required=False)
+@click.argument("config", required=False, shell_complete=offer("config"))
 @click.option("--collection", metavar="NAME", help="Of a named collection instead: what points its package to it.")
 @click.option(
     "--layout",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SHOWN = 20
 
 
 @click.command("explain", epilog="Example:  neffcache explain llama3_8b --lnc 1 --trace")
-@click.argument("config")
+@click.argument("config", shell_complete=offer("config"))
 @click.option("--trace", is_flag=True, help="Trace again: which graphs have records, and where the others differ.")
 @job_options
 @store_option

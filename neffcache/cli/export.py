@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, open_store, output_options, size, store_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export", epilog="Example:  neffcache export llama3_8b -o llama3_8b.tar")
-@click.argument("names", nargs=-1, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=offer("signable"))
 @click.option("--all", "every", is_flag=True, help="Every ref of the store.")
 @click.option("-o", "--out", required=True, help="The file to write, - for stdout; with --layout a directory.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, output_options, ref_options, store_option, trust_options
 
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 
 @click.command("init", epilog="Example:  neffcache init llama3_8b --lnc 2 --toolchain host --remote s3://bucket/prefix")
-@click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, required=True, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--remote", help="s3://bucket/prefix, or the directory of another store [NEFFCACHE_REMOTE].")
-@click.option("--channel", help="The channel of refs [NEFFCACHE_CHANNEL, else current].")
+@click.option(
+    "--channel", shell_complete=offer("channel"), help="The channel of refs [NEFFCACHE_CHANNEL, else current]."
+)
 @click.option("--jitter", type=click.FloatRange(0), default=0.0, help="First wait up to so many seconds, by chance.")
 @click.option(
     "--on-remote-error",

@@ -10,12 +10,19 @@ from typing import Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_store, output_options, store_option
 
 
 @click.command("key", epilog="Example:  neffcache key llama3_8b --lnc 1")
-@click.argument("config", required=False)
-@click.option("--diff", nargs=2, metavar="A B", help="Compare two: configurations, keys, manifests or JSON files.")
+@click.argument("config", required=False, shell_complete=offer("config"))
+@click.option(
+    "--diff",
+    nargs=2,
+    metavar="A B",
+    shell_complete=offer("config"),
+    help="Compare two: configurations, keys, manifests or JSON files.",
+)
 @job_options
 @store_option
 @output_options

@@ -6,12 +6,15 @@ import importlib
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from neffcache import __version__
 from neffcache.errors import Bug, NeffcacheError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 VERBS = {
     "configs": "Every known configuration with its verdict.",
@@ -34,6 +37,7 @@ VERBS = {
     "keygen": "Make a key pair to sign with.",
     "export": "Write configurations into one file.",
     "import": "Read such a file into the store.",
+    "completion": "Let bash, zsh or fish complete all this.",
 }
 """Verb -> help line; each lives in the module of its name."""
 
@@ -59,6 +63,12 @@ class Verbs(click.Group):
         module = importlib.import_module(f"neffcache.cli.{cmd_name}{'_' if cmd_name == 'import' else ''}")
         command: click.Command = module.command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(verb, help=about) for verb, about in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

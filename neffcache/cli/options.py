@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
+
 if TYPE_CHECKING:
     from neffcache.errors import NeffcacheError
     from neffcache.flows.report import Section
@@ -72,8 +74,8 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _JOB_OPTIONS = (
     click.option("--lnc", type=click.IntRange(1, 2), help="Logical NeuronCore configuration."),
-    click.option("--target", help="trn1, trn2, trn3 or cpu."),
-    click.option("--instance", help="Instance type, such as trn2.48xlarge."),
+    click.option("--target", shell_complete=offer("target"), help="trn1, trn2, trn3 or cpu."),
+    click.option("--instance", shell_complete=offer("instance"), help="Instance type, such as trn2.48xlarge."),
     click.option("--nodes", type=click.IntRange(1), help="Number of nodes."),
     click.option("--world-size", type=click.IntRange(1), help="Ranks; else from instance, LNC and nodes."),
     click.option(
@@ -129,6 +131,7 @@ def ref_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "said",
         multiple=True,
         metavar="NAME=VERSION",
+        shell_complete=offer("version"),
         help="By ref: a version that the job was warmed with, as `neffcache show` tells; repeatable "
         "[NEFFCACHE_VERSIONS].",
     )

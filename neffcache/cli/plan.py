@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_to_mend, output_options, size, store_option
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan", epilog="Example:  neffcache plan llama3_70b --lnc 2")
-@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--all", "every", is_flag=True, help="Every run, told by refs and verdicts.")
 @click.option("--trace", is_flag=True, help="With --all: trace each of them.")
 @click.option("--jobs", type=click.IntRange(1), envvar="NEFFCACHE_JOBS", help="Compile workers.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import (
     Output,
     job_options,
@@ -24,11 +25,22 @@ if TYPE_CHECKING:
 
 
 @click.command("pull", epilog="Example:  neffcache pull llama3_8b --lnc 2 --remote s3://bucket/prefix")
-@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--remote", help=URL_HELP)
 @click.option("--all", "every", is_flag=True, help="The current manifest of every job key.")
-@click.option("--channel", help="Where refs are looked up; without a CONFIG everything that it names [current].")
-@click.option("--manifest", "manifests", multiple=True, metavar="ID", help="A manifest by its whole id; repeatable.")
+@click.option(
+    "--channel",
+    shell_complete=offer("channel"),
+    help="Where refs are looked up; without a CONFIG everything that it names [current].",
+)
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    metavar="ID",
+    shell_complete=offer("manifest"),
+    help="A manifest by its whole id; repeatable.",
+)
 @click.option("--collection", "collections", multiple=True, metavar="NAME", help="A named collection; repeatable.")
 @click.option("--by-ref", is_flag=True, help="By the ref of the request, without TorchTitan; proves less.")
 @click.option("--verify", is_flag=True, help="Hash what is here first, so that what is damaged is fetched again.")

@@ -7,15 +7,20 @@ from typing import Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_store, output_options, ref_options, store_option
 from neffcache.cli.remote import URL_HELP, remote_options, summary, transfer_of
 
 
 @click.command("push", epilog="Example:  neffcache push llama3_8b --lnc 2 --remote s3://bucket/prefix")
-@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--remote", help=URL_HELP)
 @click.option("--all", "every", is_flag=True, help="The current manifest of every job key.")
-@click.option("--channel", help="Where refs are looked up; without a CONFIG everything that it names [current].")
+@click.option(
+    "--channel",
+    shell_complete=offer("channel"),
+    help="Where refs are looked up; without a CONFIG everything that it names [current].",
+)
 @click.option("--collection", "collections", multiple=True, metavar="NAME", help="A named collection; repeatable.")
 @click.option("--repair", is_flag=True, help="Read what is there, and rewrite what is damaged or gone.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")

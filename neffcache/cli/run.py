@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, job_options, open_to_run, output_options, store_option, trust_options
 from neffcache.cli.remote import POLICY, URL_HELP, remote_options
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     context_settings={"ignore_unknown_options": False},
     epilog="Example:  neffcache run llama3_debugmodel --steps 3",
 )
-@click.argument("config")
+@click.argument("config", shell_complete=offer("config"))
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option(
     "--on-miss",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, open_store, output_options, size, store_option
 from neffcache.cli.table import table
 from neffcache.flows.request import setting_text, words
@@ -22,7 +23,7 @@ _PLACE = ("target", "lnc", "world_size", "toolchain")
 
 
 @click.command("show", epilog="Example:  neffcache show a26f69aa --text")
-@click.argument("name")
+@click.argument("name", shell_complete=offer("thing"))
 @click.option("--text", is_flag=True, help="The canonical text of a graph.")
 @store_option
 @output_options

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, open_store, output_options, store_option
 
 
 @click.command("sign", epilog="Example:  neffcache sign llama3_8b --key fleet.key")
-@click.argument("names", nargs=-1, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=offer("signable"))
 @click.option("--all", "every", is_flag=True, help="Every ref of the store.")
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="The private key; see keygen.")
 @store_option

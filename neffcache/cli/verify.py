@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import Output, open_to_mend, output_options, size, store_option
 from neffcache.cli.remote import MayStandAlone, remote_options, transfer_of
 from neffcache.cli.table import table
@@ -14,7 +15,7 @@ from neffcache.cli.table import table
 
 @click.command("verify", cls=MayStandAlone, epilog="Example:  neffcache verify --json")
 @click.option("--remote", metavar="[URL]", help="The remote instead of the local store [NEFFCACHE_REMOTE].")
-@click.option("--channel", help="With --remote: only what this channel names.")
+@click.option("--channel", shell_complete=offer("channel"), help="With --remote: only what this channel names.")
 @remote_options(stands_alone=True)
 @store_option
 @output_options

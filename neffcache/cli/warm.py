@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neffcache.cli.completing import offer
 from neffcache.cli.options import (
     Output,
     chosen_shard,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command("warm", epilog="Example:  neffcache warm llama3_8b --lnc 2")
-@click.argument("configs", nargs=-1, metavar="CONFIG...")
+@click.argument("configs", nargs=-1, metavar="CONFIG...", shell_complete=offer("config"))
 @click.option("--all", "every", is_flag=True, help="Every run that can be warmed.")
 @click.option("--lint", is_flag=True, help="First prove that no graph holds a field that the key leaves out.")
 @click.option("--sign-key", type=click.Path(path_type=Path), help="Sign each complete manifest with this private key.")

@@ -1,9 +1,9 @@
-"""Doctor: what is here, where each setting comes from, and what will go wrong. Writes nothing."""
+"""Doctor: what is here, where each setting comes from, and what will go wrong. Writes nothing here."""
 
 from __future__ import annotations
 
 import datetime
-import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -12,48 +12,44 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import psutil
+from typing import Any
 
 from neffcache.compile import pool
 from neffcache.compile.neuron import installation, probes
-from neffcache.compile.neuron.environment import unread
+from neffcache.compile.neuron.environment import DIRECTORIES, OFF_SWITCHES, environment, lock_timeout, unread
 from neffcache.compile.neuron.identity import HINT, REASONS, identity
 from neffcache.compile.toolchain import Identity
-from neffcache.errors import NeffcacheError, RemoteFault, Usage
+from neffcache.errors import NeffcacheError, RemoteFault, Unsupported, Usage
 from neffcache.flows.costs import WORKER_BYTES
+from neffcache.flows.examine import examine
+from neffcache.flows.findings import Finding, of_fault, tried
 from neffcache.flows.remote import RemoteOptions, RemoteSettings
-from neffcache.flows.settings import KNOWN, Setting, setting, store_root
-from neffcache.key.target import INSTANCES, LNC_VARIABLES, default_lnc, normal_target
-from neffcache.store.local import LocalStore
+from neffcache.flows.settings import KNOWN, READ_BY_OPTIONS, Setting, setting, several, store_root
+from neffcache.flows.warmers import known
+from neffcache.key.options import Options
+from neffcache.key.target import (
+    INSTANCES,
+    LNC_VARIABLES,
+    TARGET_VARIABLE,
+    default_lnc,
+    normal_target,
+    resolve_placement,
+)
 
-State = Literal["ok", "note", "warning", "error"]
+OLDEST = {"torch": "2.14", "torchtitan": "0.3"}
+"""The oldest versions that the host toolchain and the tracer take, as in pyproject.toml."""
 
-LITTLE_SPACE = 10 * 10**9
-"""Bytes: less than the NEFFs of one large job and a copy of them."""
+NUMBERS = {
+    "NEFFCACHE_JOBS": 1,
+    "NEFFCACHE_TIME_LIMIT": 1,
+    "NEFFCACHE_MIN_SERIAL": 0,
+    "NEFFCACHE_SHARDS": 1,
+    "NEFFCACHE_LEASE_HEARTBEAT": 0,
+}
+"""Variable -> the least that it may be."""
 
-VOLATILE = frozenset({"tmpfs", "ramfs"})
-LAYERED = frozenset({"overlay", "aufs"})
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `code` is the exit code that a command would end with because of an error."""
-
-    area: str
-    state: State
-    said: str
-    hint: str = ""
-    code: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "area": self.area,
-            "state": self.state,
-            "said": self.said,
-            **({"hint": self.hint} if self.hint else {}),
-        }
+PATIENCE = 10.0
+"""Seconds that a remote has to answer, unless the settings say more: a doctor does not wait long."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,8 @@ class Report:
     toolchain: dict[str, Any]
     hardware: dict[str, Any]
     probes: list[dict[str, str]]
+    store: dict[str, Any]
+    remote: dict[str, Any]
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +76,8 @@ class Report:
             "toolchain": self.toolchain,
             "hardware": self.hardware,
             "probes": self.probes,
+            "store": self.store,
+            "remote": self.remote,
             "exit_code": self.exit_code,
         }
 
@@ -98,14 +98,21 @@ def doctor(
     if found is not None and installation.stack() == "native":
         answers = _probes(found, environ, findings, hardware, ask=ask, note=note, root=root)
     settings = tuple(_settings(directory, environ, findings))
-    place = store_root(directory, environ)
-    findings += _store(place, environ)
-    findings += _remote(environ)
+    _said(environ, findings)
+    place = next((item for item in settings if item.name == "dir"), None)
+    store: dict[str, Any] = {}
+    if place is not None:
+        more, store = examine(place, environ, None if found is None else found.id)
+        findings += more
+    remote = tried(findings, "remote", lambda: _remote(environ, findings)) if settings else None
+    if found is not None:
+        findings += tried(findings, "variables", lambda: list(_contract(environ, hardware, store))) or ()
     findings += _machine()
     findings += [
-        Finding("variables", "warning", text) for text in unread(environ, installation.stack(), ours=KNOWN.values())
+        Finding("variables", "warning", text, "unset it, or give it the name that is read")
+        for text in unread(environ, installation.stack(), ours=(*KNOWN.values(), *READ_BY_OPTIONS))
     ]
-    return Report(tuple(findings), settings, toolchain, hardware, answers)
+    return Report(tuple(dict.fromkeys(findings)), settings, toolchain, hardware, answers, store, remote or {})
 
 
 def _toolchain(environ: Mapping[str, str], findings: list[Finding]) -> tuple[dict[str, Any], Identity | None]:
@@ -133,6 +140,8 @@ def _toolchain(environ: Mapping[str, str], findings: list[Finding]) -> tuple[dic
         findings.append(Finding("toolchain", "ok", f"neuron: {what} ({parts}), toolchain id {found.id[:12]}"))
         return said, found
     host = importlib.util.find_spec("torch") is not None
+    if host:
+        findings += _frameworks()
     gxx = shutil.which(environ.get("CXX", "g++"), path=environ.get("PATH", os.defpath))
     if host and gxx is None:
         findings.append(Finding("toolchain", "error", "host: no C++ compiler on PATH", "install g++, or set CXX", 8))
@@ -141,6 +150,27 @@ def _toolchain(environ: Mapping[str, str], findings: list[Finding]) -> tuple[dic
             Finding("toolchain", "ok", f"host: {gxx}" if host else "host: torch is not installed (core install)")
         )
     return said, None
+
+
+def _frameworks() -> Iterator[Finding]:
+    for name, oldest in OLDEST.items():
+        version = installed(name)
+        if version is None:
+            yield Finding("toolchain", "note", f"{name} is not installed: configurations are known by ref only")
+        elif _order(version) < _order(oldest):
+            said = f"{name} {version} is installed, and neffcache takes {oldest} or newer"
+            yield Finding("toolchain", "error", said, "pip install -U 'neffcache[host]'", Unsupported.exit_code)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 # --- device -------------------------------------------------------------------------------------------------------
@@ -161,18 +191,47 @@ def _hardware(environ: Mapping[str, str], findings: list[Finding], root: Path) -
             findings.append(
                 Finding("device", "warning", "the Neuron runtime's version cannot be told: no libnrt.so found")
             )
+    flags = tried(findings, "variables", lambda: Options.parse([environ.get("NEURON_CC_FLAGS", "")])) or Options.parse(
+        []
+    )
     named = {name: environ[name].strip() for name in LNC_VARIABLES if environ.get(name, "").strip()}
+    if flags.lnc is not None:
+        named["NEURON_CC_FLAGS"] = str(flags.lnc)
     if told.get("lnc"):
         named["the driver (neuron-ls)"] = str(told["lnc"])
     if len(set(named.values())) > 1:
         values = ", ".join(f"{origin} = {value}" for origin, value in named.items())
         findings.append(Finding("LNC", "error", f"the LNC contradicts: {values}", "make them equal", Usage.exit_code))
-    elif named:
+        return said
+    try:
+        resolve_placement(environ=environ, option_lnc=flags.lnc, option_target=flags.target)
+        _same_target(environ, told, flags)
+    except Usage as fault:
+        findings.append(of_fault("LNC" if "LNC" in fault.message else "target", fault))
+        return said
+    if named:
         findings.append(Finding("LNC", "ok", f"LNC {next(iter(named.values()))} ({', '.join(named)})"))
     else:
         target = told.get("target", "trn2")
         findings.append(Finding("LNC", "note", f"LNC not said: {default_lnc(target)} on {target}"))
     return said
+
+
+def _flags(environ: Mapping[str, str]) -> Options:
+    said = environ.get("NEURON_CC_FLAGS")
+    return Options.parse([said] if said else [])
+
+
+def _same_target(environ: Mapping[str, str], told: Mapping[str, Any], flags: Options) -> None:
+    """Raises Usage when the host is another target than the one that is asked for."""
+    asked = {TARGET_VARIABLE: environ.get(TARGET_VARIABLE, "").strip(), "NEURON_CC_FLAGS": flags.target or ""}
+    for origin, value in asked.items():
+        here = told.get("target")
+        if value and here and normal_target(value, origin=origin).partition("-")[0] != here:
+            raise Usage(
+                f"the target contradicts: {origin} = {value}, the driver (neuron-ls) = {here}",
+                hint=f"unset {origin} on hosts that train; to warm for another target give --target",
+            )
 
 
 def _neuron_ls(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -241,88 +300,97 @@ def _settings(directory: str | None, environ: Mapping[str, str], findings: list[
             return
 
 
-def _store(place: Setting, environ: Mapping[str, str]) -> Iterator[Finding]:
-    path = Path(os.path.abspath(place.value))
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    mount, kind = file_system(existing)
-    where = f"{path} ({place.origin}), {kind or 'unknown file system'} on {mount}"
-    advice = "give a directory on a disk or a mounted volume with NEFFCACHE_DIR"
-    if kind in VOLATILE:
-        yield Finding("store", "warning", f"{where}: it is memory, gone with the next reboot or pod", advice)
-    elif kind in LAYERED and in_container(environ):
-        yield Finding("store", "warning", f"{where}: it is the container's own layer, gone with the pod", advice)
-    try:
-        store = LocalStore.open(place.value, writable=False, given=place.given)
-        manifests = store.manifests()
-    except NeffcacheError as fault:
-        yield Finding("store", "error", fault.message, fault.hint, fault.exit_code)
-        return
-    whole = sum(item.complete for item in manifests)
-    writable = os.access(existing, os.W_OK)
-    state: State = "ok" if writable or path.exists() else "error"
-    yield Finding(
-        "store",
-        state,
-        f"{where}: {len(manifests)} manifests, {whole} complete; {'can' if writable else 'cannot'} be written",
-        "" if state == "ok" else advice,
-        0 if state == "ok" else 7,
-    )
-    free = shutil.disk_usage(existing).free
-    little = free < LITTLE_SPACE
-    yield Finding("space", "warning" if little else "ok", f"{free / 1e9:.1f} GB free for the store")
+def _said(environ: Mapping[str, str], findings: list[Finding]) -> None:
+    """What else is set that commands would refuse."""
+    from neffcache.flows.compiling import check_executor
+    from neffcache.flows.run import check_environment
+    from neffcache.flows.trust import trust_of
+
+    tried(findings, "warmers", lambda: known(environ))
+    tried(findings, "variables", lambda: check_environment(environ))
+    cluster = tried(findings, "settings", lambda: check_executor(environ.get("NEFFCACHE_EXECUTOR") or "local"))
+    if cluster is not None and importlib.util.find_spec("distributed") is None:
+        said = f"NEFFCACHE_EXECUTOR is {environ['NEFFCACHE_EXECUTOR']}, and Dask is not installed"
+        findings.append(Finding("settings", "error", said, "pip install 'neffcache[dask]'", Unsupported.exit_code))
+    tried(findings, "settings", lambda: trust_of(several("require_signature", (), environ)))
+    for name, least in NUMBERS.items():
+        text = environ.get(name, "").strip()
+        if text and not (re.fullmatch(r"\d+(\.\d+)?", text) and float(text) >= least):
+            said = f"{name} is {text!r}, not a number of at least {least}"
+            findings.append(Finding("settings", "error", said, f"unset {name}, or correct it", Usage.exit_code))
 
 
-def file_system(path: Path, mounts: list[tuple[str, str]] | None = None) -> tuple[str, str]:
-    """(mount point, type) of the file system that holds `path`; ("?", "") when it cannot be told."""
-    if mounts is None:
-        mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
-    real = os.path.realpath(path)
-    over = [(mount, kind) for mount, kind in mounts if os.path.commonpath([real, mount]) == mount]
-    # Of several mounts on one point the last one is seen.
-    return max(reversed(over), key=lambda found: len(found[0]), default=("?", ""))
+def _contract(environ: Mapping[str, str], hardware: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:
+    """What in the environment contradicts what a run would set. Raises Usage for what it would refuse."""
+    stack = installation.stack()
+    flags = _flags(environ)
+    place = resolve_placement(environ=environ, option_lnc=flags.lnc, option_target=flags.target)
+    lnc = int(hardware.get("lnc", place.lnc))
+    environment(environ, options=flags.for_placement(place.target, lnc), target=place.target, lnc=lnc, stack=stack)
+    if stack == "native":
+        lock_timeout(environ)
+    for name in DIRECTORIES.get(stack, ()):
+        said = environ.get(name, "").strip()
+        if said and not said.startswith(str(store.get("path", "\0"))):
+            told = f"{name} is {said}: a run uses its view and refuses to train from another directory"
+            yield Finding("variables", "error", told, f"unset {name}", Usage.exit_code)
+    for name in OFF_SWITCHES:
+        if name in environ:
+            told = f"{name} is set, whatever its value, and may switch TorchNeuron's cache off"
+            yield Finding("variables", "warning", told, f"unset {name}; neffcache run does, other launchers do not")
 
 
-def in_container(environ: Mapping[str, str]) -> bool:
-    return "KUBERNETES_SERVICE_HOST" in environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-
-
-def _remote(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _remote(environ: Mapping[str, str], findings: list[Finding]) -> dict[str, Any]:
     """Who is asking S3, and what they may do below the prefix. Writes and removes one object where that is allowed."""
     settings = RemoteSettings.read(RemoteOptions(), environ)
     if settings.remote is None:
-        yield Finding("remote", "note", "no remote is set")
-        return
+        findings.append(Finding("remote", "note", "no remote is set"))
+        return {}
+    if not settings.values["remote_timeout"].given:
+        settings = RemoteSettings.read(RemoteOptions(remote_timeout=PATIENCE), environ)
     from neffcache.remote.rights import RIGHTS, rights
 
     said = f"{settings.remote} ({settings.values['remote'].origin})"
+    summary: dict[str, Any] = {"remote": settings.remote}
     try:
-        found = rights(settings.open())
+        remote = settings.open()
+        found = rights(remote)
     except NeffcacheError as fault:
-        yield Finding("remote", "error", f"{said}: {fault.message}", fault.hint or "", fault.exit_code)
-        return
+        findings.append(of_fault("remote", fault, f"{said}: "))
+        return {**summary, "fault": fault.to_json()}
     may = [name for name in RIGHTS if found[name]]
     lacks = [name for name in RIGHTS if not found[name]]
-    yield Finding(
-        "remote",
-        "error" if "get" in lacks else "ok",
-        f"{said} as {found['principal']}: may {', '.join(may) or 'nothing'}"
-        + (f"; may not {', '.join(lacks)}" if lacks else ""),
-        "without get nothing can be pulled" if "get" in lacks else "",
-        RemoteFault.exit_code if "get" in lacks else 0,
+    findings.append(
+        Finding(
+            "remote",
+            "error" if "get" in lacks else "ok",
+            f"{said} as {found['principal']}: may {', '.join(may) or 'nothing'}"
+            + (f"; may not {', '.join(lacks)}" if lacks else ""),
+            "without get nothing can be pulled: ask for s3:GetObject below the prefix" if "get" in lacks else "",
+            RemoteFault.exit_code if "get" in lacks else 0,
+        )
     )
     if found["conditional_writes"] is False:
-        yield Finding(
-            "remote",
-            "warning",
-            "this store ignores If-None-Match: two pushes at once may lose a pointer",
-            "use a store with conditional writes, or let one machine push",
+        findings.append(
+            Finding(
+                "remote",
+                "warning",
+                "this store ignores If-None-Match: two pushes at once may lose a pointer",
+                "use a store with conditional writes, or let one machine push",
+            )
         )
+    return {**summary, **found}
 
 
 def _machine() -> Iterator[Finding]:
     limit = pool.memory_limit()
     jobs = pool.default_jobs(limit, WORKER_BYTES)
-    yield Finding("memory", "ok", f"{limit / 1e9:.1f} GB for compiles: {jobs} workers at once")
+    said = f"{limit / 1e9:.1f} GB for compiles: {jobs} workers at once"
+    if limit < WORKER_BYTES:
+        more = f"{said}, and one is expected to take {WORKER_BYTES / 1e9:.1f} GB"
+        yield Finding("memory", "warning", more, "raise the memory limit of the container or control group")
+    else:
+        yield Finding("memory", "ok", said)
     now = datetime.datetime.now(datetime.UTC)
     built = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     wrong = now < built

@@ -34,6 +34,16 @@ KNOWN = {
 }
 """Name in the settings file -> variable; what is about S3 and not said here is boto3's own business."""
 
+READ_BY_OPTIONS = {
+    "NEFFCACHE_EXECUTOR": "`--executor`",
+    "NEFFCACHE_TIME_LIMIT": "`--time-limit`",
+    "NEFFCACHE_SHARE": "`--share`",
+    "NEFFCACHE_MIN_SERIAL": "`--min-serial`",
+    "NEFFCACHE_SHARDS": "How many shards a Kubernetes Indexed Job has.",
+    "NEFFCACHE_LEASE_HEARTBEAT": "Seconds between two signs of life of a lease (20).",
+}
+"""Variable that has no name in the settings file -> the option that it stands for, or what it means."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -56,7 +66,7 @@ def read_file(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as fault:
-        raise Usage(f"{FILE} cannot be read: {fault}") from None
+        raise Usage(f"{FILE} cannot be read: {fault}", hint='a setting is a line: name = "value"') from None
     unknown = sorted(set(document) - set(KNOWN))
     if unknown:
         raise Usage(f"{FILE} has unknown settings: {', '.join(unknown)}", hint="known: " + ", ".join(sorted(KNOWN)))

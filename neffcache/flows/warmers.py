@@ -79,12 +79,14 @@ def load(folders: Iterable[Path]) -> dict[str, WarmerRun]:
     found: dict[str, WarmerRun] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise Usage(f"the folder of warmers {folder} does not exist")
+            raise Usage(f"the folder of warmers {folder} does not exist", hint="make it, or correct NEFFCACHE_WARMERS")
         for path in sorted(folder.glob("*.toml")):
             try:
                 family = msgspec.convert(tomllib.loads(path.read_text()), _Family)
             except (OSError, ValueError, msgspec.ValidationError) as fault:
-                raise Usage(f"the warmer {path.name} is not understood: {fault}") from None
+                raise Usage(
+                    f"the warmer {path.name} is not understood: {fault}", hint="see docs/how-to/warmers.md"
+                ) from None
             for run in _runs(family, path.name):
                 found[run.name] = run
     return found

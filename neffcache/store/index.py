@@ -11,10 +11,11 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import diskcache
 import msgspec
@@ -101,6 +102,16 @@ class Failure:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a look without writing shows: remembered refusals, rows that are not ours, why it cannot be used."""
+
+    state: Literal["absent", "good", "unusable"]
+    failures: dict[str, Failure] = field(default_factory=dict)
+    rejected: int = 0
+    fault: str = ""
+
+
 class Index:
     """The index of one writable store. Use as a context manager, or call `close`."""
 
@@ -126,6 +137,31 @@ class Index:
                 remove(folder)
                 folder = store.base.directory(layout.INDEX)
         return cls(None)
+
+    @classmethod
+    def look(cls, store: LocalStore) -> Reading:
+        """Read the refusals of a store that need not be writable; nothing is made or mended."""
+        database = store.root / layout.INDEX / diskcache.core.DBNAME
+        try:
+            if not database.exists():
+                return Reading("absent")
+            _check_settings(database)
+            with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=TIMEOUT)) as sql:
+                rows = sql.execute("SELECT key, mode, typeof(key), value, filename FROM Cache WHERE raw = 1").fetchall()
+                odd: int = sql.execute("SELECT count(*) FROM Cache WHERE raw != 1").fetchone()[0]
+        except (sqlite3.Error, OSError, ValueError) as error:
+            return Reading("unusable", fault=str(error))
+        failures: dict[str, Failure] = {}
+        for key, mode, kind, value, name in rows:
+            try:
+                if kind != "text" or mode != RAW or name is not None or type(value) is not str:
+                    raise ValueError(key)
+                document = json.loads(value)
+                if key.startswith("failure/"):
+                    failures[key.removeprefix("failure/")] = msgspec.convert(document, Failure)
+            except (ValueError, RecursionError):
+                odd += 1
+        return Reading("good", failures, odd)
 
     def __enter__(self) -> Self:
         return self

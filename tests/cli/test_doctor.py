@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from neffcache.flows import doctor as flow
-from neffcache.flows.doctor import file_system, parse_neuron_ls
+from neffcache.flows import examine as flow
+from neffcache.flows.doctor import parse_neuron_ls
+from neffcache.flows.examine import file_system
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
 from tests.cli.conftest import Answer
@@ -34,9 +35,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_it_says_what_is_here_and_exits_with_0(neffcache: Run, store: LocalStore, warmed: Manifest, here: Path) -> None:
     done = neffcache("doctor", "--dir", store.root, "--json")
     assert done.code == 0
-    (where,) = findings(done, "store")
-    assert where["state"] == "ok"
-    assert "1 manifests, 1 complete" in where["said"]
+    where, content = findings(done, "store")
+    assert where["state"] == content["state"] == "ok"
+    assert content["said"] == "1 manifests, 1 complete"
     assert {finding["area"] for finding in done.json["findings"]} >= {"toolchain", "device", "LNC", "space", "clock"}
     assert done.json["toolchain"]["neuron"] == "absent"
     assert done.json["toolchain"]["auto"] == "host"

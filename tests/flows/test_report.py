@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from neffcache.errors import CompileFailed
 from neffcache.flows.compiling import Attempt, Tally
 from neffcache.flows.costs import Capacity
 from neffcache.flows.report import Graph, Section, advise, axis, lanes, render, write
+from tests import browser
 
 EVIL = "<script>alert(1)</script>&\"'"
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def attempt(key: str, worker: int, began: float, ended: float, outcome: str = "done") -> Attempt:
@@ -147,28 +145,20 @@ def test_the_advice_follows_from_what_was_measured() -> None:
 
 @pytest.mark.integration
 def test_a_browser_draws_it_in_light_and_in_dark(tmp_path: Path) -> None:
-    if BROWSER is None:
-        pytest.skip("there is no chromium")
+    if browser.PROGRAM is None:
+        pytest.skip(browser.ABSENT)
     page = tmp_path / "report.html"
     write(page, [section(), section(title="second")])
     pictures = {}
     for name, scheme in (("light", "1"), ("dark", "0")):
         picture = tmp_path / f"{name}.png"
-        browse(tmp_path / f"profile-{name}", f"--blink-settings=preferredColorScheme={scheme}",
+        browser.browse(tmp_path / f"profile-{name}", f"--blink-settings=preferredColorScheme={scheme}",
                f"--screenshot={picture}", page.as_uri())  # fmt: skip
         pictures[name] = picture.read_bytes()
         assert pictures[name].startswith(b"\x89PNG")
         assert len(pictures[name]) > 20_000, "an empty page is smaller"
     assert pictures["light"] != pictures["dark"]
-    drawn = browse(tmp_path / "profile-dom", "--dump-dom", page.as_uri())
+    drawn = browser.browse(tmp_path / "profile-dom", "--dump-dom", page.as_uri())
     assert drawn.count('class="bar ') == 10
     assert drawn.count("<title>block") == 10, "every bar says what it is"
     assert drawn.count("<tr>") == 2 * (1 + 4)
-
-
-def browse(profile: Path, *words: str) -> str:
-    assert BROWSER is not None
-    quiet = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
-    command = [BROWSER, "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet),
-               f"--user-data-dir={profile}", "--window-size=1100,1400", *words]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
