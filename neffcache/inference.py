@@ -19,6 +19,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import math
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -85,16 +86,14 @@ class World:
 
     def mesh(self, **degrees: int) -> DeviceMesh:
         """A DeviceMesh over all ranks, outermost degree first: `mesh(dp=2, tp=4)`. Raises Usage unless they fit."""
-        from math import prod
-
-        from torch.distributed.device_mesh import init_device_mesh
-
-        if not degrees or prod(degrees.values()) != self.size or min(degrees.values()) < 1:
+        if not degrees or math.prod(degrees.values()) != self.size or min(degrees.values()) < 1:
             told = " x ".join(f"{name} {degree}" for name, degree in degrees.items()) or "without a degree"
             raise Usage(
                 f"the mesh {told} does not multiply to the world size {self.size}",
                 hint="change a degree with --set, or --world-size",
             )
+        from torch.distributed.device_mesh import init_device_mesh
+
         return init_device_mesh(self.device, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
 
 

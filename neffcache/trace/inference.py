@@ -36,10 +36,13 @@ def kind_of(module: str, function: str) -> str:
 
     Raises Usage when there is no such module, or when its function is neither.
     """
-    if not module or any(module == entry.module for entry in registries.registered()):
+    known = registries.registered() if module else []
+    if not module or any((module, function) == (entry.module, entry.function) for entry in known):
         return TORCHTITAN
     spec = _spec(module)
     if spec is None:
+        if any(module == entry.module for entry in known):
+            return TORCHTITAN
         raise _absent(module)
     if spec.origin is None or not spec.origin.endswith(".py"):
         return TORCHTITAN
