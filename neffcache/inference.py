@@ -213,7 +213,7 @@ class Workload:
             return msgspec.convert(value, kind, strict=False)
         except (msgspec.MsgspecError, TypeError, ValueError):
             told = getattr(kind, "__name__", str(kind))
-            raise Usage(f"the argument {name} of {self.name} is a {told}, not {value!r}") from None
+            raise Usage(f"the argument {name} of {self.name} takes {told}, not {value!r}") from None
 
     def _checked(self, built: Any) -> Built:
         """`built` when it is what a workload returns. Raises Unsupported."""

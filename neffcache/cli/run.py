@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="A graph without an artifact ends the job, or is compiled and kept, or is compiled and counted.",
 )
-@click.option(
-    "--steps", type=click.IntRange(1), help="Training steps, or how often each phase runs (without a COMMAND)."
-)
+@click.option("--steps", type=click.IntRange(1), help="Steps: of training, or of every phase once (without a COMMAND).")
 @click.option("--dump-folder", type=click.Path(path_type=Path), help="TorchTitan's output [default: a temporary one].")
 @click.option("--pull", is_flag=True, help="Bring what lacks from the remote first.")
 @click.option("--remote", help=URL_HELP)
@@ -87,7 +85,8 @@ def command(
             for rank in document["ranks"]
         ),
         *(
-            f"{phase}: first call {did['first_seconds']} s, then {did['steady_seconds']} s, outputs {did['outputs'][:16]}"
+            f"{phase}: first call {did['first_seconds']} s, then {did['steady_seconds']} s; "
+            f"outputs {did['outputs'][:16]}"
             for phase, did in document.get("calls", {}).items()
         ),
         *(["losses " + " ".join(f"{loss:.5f}" for loss in document["losses"])] if "calls" not in document else []),

@@ -123,7 +123,7 @@ def trace_job(
         progress(f"graphs differ by rank: tracing {len(members)} ranks")
     trace_ranks(sorted(members))
     _require_agreement(traces, members)
-    _require_structure(job.request.config, traces)
+    _require_structure(traces)
     _require_edges(traces)
     return _assembled(job, traces, members)
 
@@ -141,14 +141,15 @@ def _require_agreement(traces: Mapping[int, Mapping[str, Any]], members: Mapping
                 )
 
 
-def _require_structure(config: str, traces: Mapping[int, Mapping[str, Any]]) -> None:
+def _require_structure(traces: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise Unsupported when a callable builds another module on one rank: their collectives would not meet."""
-    first, *others = sorted(traces)
-    for rank in others:
-        for here, there in zip_longest(traces[first]["structure"], traces[rank]["structure"], fillvalue="nothing"):
+    built = {rank: trace.get("structure", []) for rank, trace in sorted(traces.items())}
+    first = min(built)
+    for rank, lines in built.items():
+        for here, there in zip_longest(built[first], lines, fillvalue="nothing"):
             if here != there:
                 raise Unsupported(
-                    f"{config} builds another module on rank {rank} than on rank {first}: {there} | {here}",
+                    f"rank {rank} builds another module than rank {first}: {there} | {here}",
                     hint="build the same module on every rank; what a rank has of its own are its shards",
                     details={"ranks": [first, rank]},
                 )

@@ -103,8 +103,15 @@ def load(words: Sequence[str]) -> tuple[Workload, dict[str, Any]]:
     """The workload of `Workload.words` and its arguments. Raises Usage, Unsupported."""
     module, _, function = words[0].partition(":")
     workload = find(module, function)
-    said = dict(word.split("=", 1) for word in words[2::2])
-    return workload, workload.resolve({name: msgspec.json.decode(text) for name, text in said.items()})
+    return workload, workload.resolve(decoded(dict(word.split("=", 1) for word in words[2::2])))
+
+
+def decoded(said: Mapping[str, str]) -> dict[str, Any]:
+    """The values that `Workload.words` wrote down. Raises Usage."""
+    try:
+        return {name: msgspec.json.decode(text) for name, text in said.items()}
+    except msgspec.DecodeError as fault:
+        raise Usage(f"an argument is not JSON: {fault}", hint="text has quotes: --set 'mode=\"fast\"'") from None
 
 
 def _broken(what: str, fault: Exception) -> Unsupported:

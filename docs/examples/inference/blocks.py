@@ -1,4 +1,7 @@
-"""A small module with tensor parallelism, for `neffcache warm blocks:tiny --target cpu --world-size 2`."""
+"""A small module with tensor parallelism.
+
+neffcache warm blocks:tiny --target cpu --world-size 2
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Qwen3 of Hugging Face transformers with tensor parallelism, for `neffcache warm qwen3_hf:tiny --target cpu --world-size 2`.
+"""Qwen3 of Hugging Face transformers with tensor parallelism.
+
+neffcache warm qwen3_hf:tiny --target cpu --world-size 2
 
 The configuration is made in code and its weights are random, so nothing is downloaded. Keys and values lie in a static
 cache, so a prompt and a token are two static shapes: the phases `prefill` and `decode`.
