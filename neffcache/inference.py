@@ -16,6 +16,7 @@ nothing and imports no torch.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import difflib
 import functools
 import inspect
@@ -116,6 +117,7 @@ class Observer(Protocol):
 
 
 _observer: Observer | None = None
+_calling = contextvars.ContextVar("neffcache_calling", default=False)
 
 
 def observe(observer: Observer | None) -> None:
@@ -142,11 +144,17 @@ class Workload:
     def __call__(self, world: World, **arguments: Any) -> Built:
         """Build it. Raises Usage for arguments that it does not take, Unsupported when it returns something else."""
         resolved = self.resolve(arguments)
-        if _observer is not None:
-            _observer.before_call(self, resolved)
-        built = self._checked(self.function(world, **resolved))
-        if _observer is not None:
-            _observer.after_call()
+        # A workload that is called by another one is part of it.
+        observer = _observer if not _calling.get() else None
+        if observer is not None:
+            observer.before_call(self, resolved)
+        token = _calling.set(True)
+        try:
+            built = self._checked(self.function(world, **resolved))
+        finally:
+            _calling.reset(token)
+        if observer is not None:
+            observer.after_call()
         return built
 
     def resolve(self, settings: Mapping[str, Any]) -> dict[str, Any]:

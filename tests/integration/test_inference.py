@@ -38,7 +38,37 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_callable_is_warmed_once_and_two_ranks_from_an_empty_cache_compile_nothing(store: Path) -> None:
+ONE = """
+from blocks import tiny
+from neffcache.inference import World, workload
+
+@workload
+def one(world: World, *, width: int = 16):
+    module, inputs = tiny(world, layers=1, width=width)
+    return module, {"prefill": inputs["prefill"]}
+"""
+
+
+def test_a_callable_is_warmed_and_two_ranks_from_an_empty_cache_compile_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ones.py").write_text(ONE)
+    path = os.pathsep.join([str(tmp_path), str(EXAMPLES), str(EXAMPLES.parents[2])])
+    words = ("ones:one", "--target", "cpu", "--world-size", "2", "--set", "width=32")
+    warm = there("warm", *words, store=tmp_path / "store", PYTHONPATH=path)
+    assert warm.code == 0, warm.stderr
+    assert warm.document["complete"]
+    assert warm.document["graphs"]["compiled"] == warm.document["graphs"]["total"] == 1
+    answer = there("run", *words, store=tmp_path / "store", PYTHONPATH=path)
+    assert answer.code == 0, answer.stderr
+    assert answer.document["identity"] == "proved"
+    assert counts(answer.document) == [(1, 1, 0, 0)] * 2
+    assert set(answer.document["calls"]) == {"prefill"}
+
+
+# --- what takes longer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+def test_prefill_and_decode_are_two_graphs_and_their_first_calls_compile_nothing(store: Path) -> None:
     answer = there("run", "blocks_tp2", store=store)
     assert answer.code == 0, answer.stderr
     found = answer.document
@@ -49,9 +79,6 @@ def test_a_callable_is_warmed_once_and_two_ranks_from_an_empty_cache_compile_not
     assert set(found["calls"]) == {"prefill", "decode"}
 
 
-# --- what takes longer --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.soak
 def test_a_second_warm_has_nothing_to_do_and_other_arguments_are_another_job(store: Path) -> None:
     again = there("warm", "blocks_tp2", store=store)
@@ -59,10 +86,7 @@ def test_a_second_warm_has_nothing_to_do_and_other_arguments_are_another_job(sto
     # The same by its module: the default of the argument is another, so it says it.
     words = ("blocks:tiny", "--target", "cpu", "--world-size", "2", "--set", "width=32")
     same = there("check", *words, "--set", "layers=1", store=store)
-    assert (same.code, same.document["state"] if isinstance(same.document, dict) else same.document[0]["state"]) == (
-        0,
-        "HIT",
-    )
+    assert (same.code, same.document[0]["state"]) == (0, "HIT")
     cold = there("run", *words, store=store)
     assert cold.code == 3, cold.stderr
     told = there("explain", *words, store=store)
@@ -255,3 +279,17 @@ def test_ranks_that_build_other_modules_are_refused_and_ranks_with_other_graphs_
     traces: Sequence[dict[str, Any]] = [series("by_rank", rank) for rank in (0, 1)]
     _require_structure(dict(enumerate(traces)))
     assert traces[0]["graphs"][0]["text"] != traces[1]["graphs"][0]["text"]
+
+
+@pytest.mark.soak
+def test_a_workload_that_is_another_one_each_time_is_refused_by_its_replay(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    path = os.pathsep.join([str(tmp_path), str(EXAMPLES.parents[2])])
+    words = ("bad:by_chance", "--target", "cpu", "--world-size", "1")
+    answer = there("warm", *words, store=tmp_path / "store", PYTHONPATH=path)
+    assert answer.code == 8, answer.stderr
+    assert "a fresh process did not find what was just compiled" in answer.stderr
+    assert "it must depend on its arguments alone" in answer.stderr
+    lint = there("warm", *words, "--lint", store=tmp_path / "store", PYTHONPATH=path)
+    assert lint.code == 8
+    assert "--lint is for configurations of TorchTitan" in lint.stderr
