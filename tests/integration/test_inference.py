@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,18 @@ from tests.integration.conftest import Answer, neffcache
 
 pytestmark = pytest.mark.integration
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples/inference"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs/examples/inference"
+HOW_TO = (ROOT / "docs/how-to/inference.md").read_text()
+WARM, RUN, WARM_BY_MODULE, RUN_OWN, WARM_HF, RUN_HF = (
+    shlex.split(line)[1:] for line in HOW_TO.splitlines() if line.startswith("neffcache ")
+)
+"""The commands of the documentation, in its order."""
 
 
 def there(*arguments: str, store: Path, **more: str) -> Answer:
     """A command with the examples of the documentation as its warmers and on its path."""
-    path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parents[2])])
+    path = os.pathsep.join([str(EXAMPLES), str(ROOT)])
     return neffcache(store, *arguments, environ={"NEFFCACHE_WARMERS": str(EXAMPLES), "PYTHONPATH": path, **more})
 
 
@@ -31,7 +38,7 @@ def counts(document: dict[str, Any]) -> list[tuple[int, int, int, int]]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with `blocks_tp2`."""
     root = tmp_path_factory.mktemp("inference") / "store"
-    answer = there("warm", "blocks_tp2", store=root)
+    answer = there(*WARM, store=root)
     assert answer.code == 0, answer.stderr
     assert answer.document["complete"]
     assert answer.document["graphs"]["compiled"] == answer.document["graphs"]["total"] == 2
@@ -51,7 +58,7 @@ def one(world: World, *, width: int = 16):
 
 def test_a_callable_is_warmed_and_two_ranks_from_an_empty_cache_compile_nothing(tmp_path: Path) -> None:
     (tmp_path / "ones.py").write_text(ONE)
-    path = os.pathsep.join([str(tmp_path), str(EXAMPLES), str(EXAMPLES.parents[2])])
+    path = os.pathsep.join([str(tmp_path), str(EXAMPLES), str(ROOT)])
     words = ("ones:one", "--target", "cpu", "--world-size", "2", "--set", "width=32")
     warm = there("warm", *words, store=tmp_path / "store", PYTHONPATH=path)
     assert warm.code == 0, warm.stderr
@@ -69,7 +76,7 @@ def test_a_callable_is_warmed_and_two_ranks_from_an_empty_cache_compile_nothing(
 
 @pytest.mark.soak
 def test_prefill_and_decode_are_two_graphs_and_their_first_calls_compile_nothing(store: Path) -> None:
-    answer = there("run", "blocks_tp2", store=store)
+    answer = there(*RUN, store=store)
     assert answer.code == 0, answer.stderr
     found = answer.document
     assert found["identity"] == "proved"
@@ -81,9 +88,10 @@ def test_prefill_and_decode_are_two_graphs_and_their_first_calls_compile_nothing
 
 @pytest.mark.soak
 def test_a_second_warm_has_nothing_to_do_and_other_arguments_are_another_job(store: Path) -> None:
-    again = there("warm", "blocks_tp2", store=store)
-    assert again.document["graphs"] == {"total": 2, "hit": 2, "compiled": 0, "failed": 0, "skipped": 0}
-    # The same by its module: the default of the argument is another, so it says it.
+    # The run of the warmer and the module with the same arguments are one job.
+    for words in (WARM, WARM_BY_MODULE):
+        again = there(*words, store=store)
+        assert again.document["graphs"] == {"total": 2, "hit": 2, "compiled": 0, "failed": 0, "skipped": 0}
     words = ("blocks:tiny", "--target", "cpu", "--world-size", "2", "--set", "width=32")
     same = there("check", *words, "--set", "layers=1", store=store)
     assert (same.code, same.document[0]["state"]) == (0, "HIT")
@@ -96,7 +104,8 @@ def test_a_second_warm_has_nothing_to_do_and_other_arguments_are_another_job(sto
 
 @pytest.mark.soak
 def test_a_program_of_one_s_own_is_proved_by_the_call_of_the_workload(store: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(EXAMPLES / "serve.py")]
+    assert RUN_OWN[:4] == ["run", "blocks_tp2", "--", "torchrun"]
+    command = [sys.executable, "-m", "torch.distributed.run", *RUN_OWN[4:-1], str(ROOT / RUN_OWN[-1])]
     good = there("run", "blocks_tp2", "--", *command, store=store)
     assert good.code == 0, good.stderr
     assert good.document["identity"] == "proved"
@@ -149,9 +158,9 @@ def test_a_callable_is_warmed_by_its_compiler_s_own_cache_too(tmp_path: Path) ->
 def test_qwen3_of_transformers_is_warmed_and_two_ranks_compile_nothing(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `models` is not installed")
     root = tmp_path / "store"
-    warm = there("warm", "qwen3_hf_tp2", store=root)
+    warm = there(*WARM_HF, store=root)
     assert warm.code == 0, warm.stderr
-    answer = there("run", "qwen3_hf_tp2", store=root)
+    answer = there(*RUN_HF, store=root)
     assert answer.code == 0, answer.stderr
     assert answer.document["identity"] == "proved"
     assert counts(answer.document) == [(2, 2, 0, 0)] * 2
@@ -235,7 +244,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     place = tmp_path_factory.mktemp("bad")
     (place / "bad.py").write_text(BAD)
-    path = os.pathsep.join([str(place), str(EXAMPLES.parents[2])])
+    path = os.pathsep.join([str(place), str(ROOT)])
     with Series("neffcache.flows.worker_trace", {**os.environ, "PYTHONPATH": path}, place) as worker:
 
         def traced(name: str, rank: int = 0) -> dict[str, Any]:
@@ -284,7 +293,7 @@ def test_ranks_that_build_other_modules_are_refused_and_ranks_with_other_graphs_
 @pytest.mark.soak
 def test_a_workload_that_is_another_one_each_time_is_refused_by_its_replay(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(BAD)
-    path = os.pathsep.join([str(tmp_path), str(EXAMPLES.parents[2])])
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
     words = ("bad:by_chance", "--target", "cpu", "--world-size", "1")
     answer = there("warm", *words, store=tmp_path / "store", PYTHONPATH=path)
     assert answer.code == 8, answer.stderr
