@@ -302,3 +302,17 @@ def test_a_workload_that_is_another_one_each_time_is_refused_by_its_replay(tmp_p
     lint = there("warm", *words, "--lint", store=tmp_path / "store", PYTHONPATH=path)
     assert lint.code == 8
     assert "--lint is for configurations of TorchTitan" in lint.stderr
+
+
+@pytest.mark.soak
+def test_ranks_with_graphs_of_their_own_are_classes_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    words = ("bad:by_rank", "--target", "cpu", "--world-size", "2")
+    warm = there("warm", *words, store=tmp_path / "store", PYTHONPATH=path)
+    assert warm.code == 0, warm.stderr
+    assert warm.document["graphs"]["total"] == 2
+    answer = there("run", *words, store=tmp_path / "store", PYTHONPATH=path)
+    assert answer.code == 0, answer.stderr
+    assert [rank["class"] for rank in answer.document["ranks"]] == [0, 1]
+    assert counts(answer.document) == [(1, 1, 0, 0)] * 2
