@@ -113,7 +113,7 @@ def test_a_program_of_one_s_own_is_proved_by_the_call_of_the_workload(store: Pat
     assert counts(good.document) == [(2, 2, 0, 0)] * 2
     other = there("run", "blocks_tp2", "--", *command, "--layers", "2", store=store)
     assert other.code == 5, other.stderr
-    assert "workload.config.arguments.layers is 2, the manifest has 1" in other.document["error"]["message"]
+    assert "config.arguments.layers is 2, the manifest has 1" in other.document["error"]["message"]
     # One that never calls the workload proves nothing.
     none = there(
         "run", "blocks_tp2", "--", *command[:-1], "--no-python", sys.executable, "-c", "import torch", store=store
