@@ -107,6 +107,8 @@ def describe(plan: Plan) -> list[str]:
         for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
         if name in ("dp_shard", "tp") or getattr(mesh, name) > 1
     )
+    if plan.job.called:
+        degrees = " ".join(plan.job.arguments)
     refused = f" + {len(plan.refused)} that this toolchain cannot compile" if plan.refused else ""
     lines = [
         f"{plan.job.request.config}: {placement.world_size} ranks on {where}, LNC {placement.lnc}, {degrees}",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="A graph without an artifact ends the job, or is compiled and kept, or is compiled and counted.",
 )
-@click.option("--steps", type=click.IntRange(1), help="Training steps (without a COMMAND).")
+@click.option("--steps", type=click.IntRange(1), help="Steps: of training, or of every phase once (without a COMMAND).")
 @click.option("--dump-folder", type=click.Path(path_type=Path), help="TorchTitan's output [default: a temporary one].")
 @click.option("--pull", is_flag=True, help="Bring what lacks from the remote first.")
 @click.option("--remote", help=URL_HELP)
@@ -55,7 +55,7 @@ def command(
     settings: Callable[[], Any],
     output: Output,
 ) -> int:
-    """Train CONFIG from the warm cache: TorchTitan under torchrun, or COMMAND unchanged.
+    """Run CONFIG from the warm cache: TorchTitan or a callable's phases under torchrun, or COMMAND unchanged.
 
     Every rank proves that it is the job that was warmed, before it builds a model, and that it compiled nothing.
     """
@@ -85,7 +85,12 @@ def command(
             f"{rank['misses']} misses, {rank['compiles']} compiles"
             for rank in document["ranks"]
         ),
-        "losses " + " ".join(f"{loss:.5f}" for loss in document["losses"]),
+        *(
+            f"{phase}: first call {did['first_seconds']} s, then {did['steady_seconds']} s; "
+            f"outputs {did['outputs'][:16]}"
+            for phase, did in document.get("calls", {}).items()
+        ),
+        *(["losses " + " ".join(f"{loss:.5f}" for loss in document["losses"])] if "calls" not in document else []),
     ]
     output.emit(document, lines)
     error = document.get("error")

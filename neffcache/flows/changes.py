@@ -82,6 +82,8 @@ def _change(difference: Difference, other: Other) -> tuple[Kind, str]:
 
 def _workload(inside: Sequence[str], right: Any, other: Other) -> tuple[Kind, str]:
     part, *names = inside
+    if part == "config" and names[:1] == ["arguments"] and len(names) > 1:
+        return "option", f"--set {names[1]}={setting_text(other.value('workload', 'config', *names[:2]))}"
     if part == "config" and names:
         return _setting(names, other)
     if part == "environment" and names:

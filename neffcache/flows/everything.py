@@ -96,7 +96,7 @@ def _warmed(request: Request, store: LocalStore, refs: list[Ref]) -> Manifest | 
     """The complete manifest that a ref of this request names; the compiler's own version is not compared."""
     installed = installed_version()
     for ref in refs:
-        version = ref.request.get("versions", {}).get("torchtitan")
+        version = ref.request.get("versions", {}).get("torchtitan", installed)  # a callable's ref has none
         if request.means(ref.request) and (not installed or version == installed):
             found = store.get_manifest(ref.manifest)
             if found is not None and found.complete and not store.missing(found):

@@ -8,6 +8,7 @@ from typing import Any
 
 from neffcache.errors import CommandFailed, Mismatch, Miss, NeffcacheError, revive
 from neffcache.flows.resolve import Job
+from neffcache.key.workload import CALLABLE
 from neffcache.runtime.report import RankReport
 from neffcache.store.records import Manifest
 
@@ -56,10 +57,25 @@ def summary(
         "steps": max((report.step_count for report in stepped), default=0),
         "losses": [losses[step] for step in sorted(losses, key=int)],
         "ranks": ranks,
+        **({"calls": _calls(reports)} if job.called else {}),
         "replaced": list(job.replaced),
         "command_status": status,
         "exit_code": 0 if fault is None else fault.exit_code,
         **({} if fault is None else {"error": fault.to_json()}),
+    }
+
+
+def _calls(reports: Mapping[int, RankReport]) -> dict[str, Any]:
+    """What the first rank says of each phase, with the slowest first call of all ranks."""
+    first = next((report.calls for _, report in sorted(reports.items()) if report.calls), {})
+    return {
+        phase: {
+            **said,
+            "first_seconds": max(
+                report.calls[phase]["first_seconds"] for report in reports.values() if phase in report.calls
+            ),
+        }
+        for phase, said in first.items()
     }
 
 
@@ -98,12 +114,18 @@ def fault_of(reports: Mapping[int, RankReport], status: int, ranks: int, on_miss
 
 def _rank_fault(report: RankReport, on_miss: str) -> NeffcacheError | None:
     rank = report.rank
+    if report.kind == CALLABLE and report.identity != "proved":
+        return Mismatch(
+            f"rank {rank} did not call the workload that was warmed, so it did not prove that it is that job",
+            hint="the command must call the very function, which @neffcache.inference.workload marks",
+        )
     if report.identity != "proved":
         return Mismatch(
             f"rank {rank} built no TorchTitan Trainer, so it did not prove that it is the job that was warmed",
             hint="the command must train with TorchTitan's Trainer or a subclass that calls its __init__",
         )
-    if not report.step_count:
+    # A program of one's own need not mark its steps; that a callable ran shows in the graphs that were used.
+    if not report.step_count and not (report.kind == CALLABLE and report.expected):
         return Mismatch(f"rank {rank} ended without a step", hint="its own output says why")
     allowed = 0 if on_miss == "fail" else report.backend_compiles
     # A compiler that owns its cache compiles in the rank itself, where the policy lets it.

@@ -56,24 +56,34 @@ def alone(rank: int, world_size: int) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": "1", "NGPU": size}
 
 
+INFER = "neffcache.runtime.infer"
+"""What runs a callable: it needs no script of its own."""
+
+
 def single_command(job: Job, dump_folder: Path, steps: int) -> tuple[str, ...]:
-    """TorchTitan as one rank of a fake process group (`comm.mode`, which no graph sees)."""
+    """TorchTitan, or a callable, as one rank of a fake process group (`comm.mode`, which no graph sees)."""
+    if job.called:
+        return (sys.executable, "-m", INFER, *job.arguments, "--steps", str(steps), "--fake")
     arguments = [*job.arguments, "--dump_folder", str(dump_folder), "--training.steps", str(steps)]
     return (sys.executable, "-m", "torchtitan.train", *arguments, "--comm.mode", "fake_backend")
 
 
 def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:
-    """TorchTitan under torchrun, on this node."""
+    """TorchTitan, or what calls a callable, under torchrun on this node."""
     arguments = list(job.arguments)
-    if "--dump_folder" not in arguments:
-        arguments += ["--dump_folder", str(dump_folder)]
-    if steps is not None:
-        arguments += ["--training.steps", str(steps)]
+    if job.called:
+        program = [INFER, *arguments, *([] if steps is None else ["--steps", str(steps)])]
+    else:
+        if "--dump_folder" not in arguments:
+            arguments += ["--dump_folder", str(dump_folder)]
+        if steps is not None:
+            arguments += ["--training.steps", str(steps)]
+        program = ["torchtitan.train", *arguments]
     ranks = job.request.placement.ranks_per_node
     return (
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-ranks-filter", "0"),
-        *("-m", "torchtitan.train", *arguments),
+        *("-m", *program),
     )
 
 

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from neffcache.errors import Unsupported
 from neffcache.flows.request import Request
 from neffcache.flows.resolve import Job, first_line, resolve
 from neffcache.flows.workers import Series, aside, scratch
@@ -80,6 +81,12 @@ def lint(
         if job is None:
             progress(first_line(request))
             job = resolve(request, environ, place)
+        if job.called:
+            raise Unsupported(
+                f"{request.config} is a callable, and --lint is for configurations of TorchTitan: the key of a "
+                "callable leaves out nothing that could be varied",
+                hint="warm it without --lint",
+            )
         report = LintReport(request.config)
 
         question = {"arguments": list(job.trace_arguments), "rank": 0, "world_size": job.world_size, "cpu": True}

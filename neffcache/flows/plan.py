@@ -84,7 +84,7 @@ class Plan:
             "instance": placement.instance,
             "nodes": placement.nodes,
             "ranks": placement.world_size,
-            "mesh": asdict(self.job.mesh),
+            "mesh": None if self.job.called else asdict(self.job.mesh),
             "known_by": self.known_by,
             "phases": list(self.phases),
             "rank_classes": [{"ranks": item.ranks, "graphs": class_size(item)} for item in self.rank_classes],

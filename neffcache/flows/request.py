@@ -21,7 +21,9 @@ UNCOMPARED = frozenset({"python"})
 
 @dataclass(frozen=True)
 class Request:
-    """`settings` are TorchTitan options by dotted path; `options` the compiler options in canonical form.
+    """`settings` are TorchTitan options by dotted path or a callable's arguments; `options` the compiler's, canonical.
+
+    `kind` is `torchtitan` or `callable`, "" where the module that is named tells; a ref does not name it.
 
     `native`: the compiler's own cache is kept and served, where the toolchain could do either.
     `versions` are those of TorchTitan and the toolchain, said by whoever asks by ref; by key TorchTitan is asked.
@@ -37,6 +39,7 @@ class Request:
     dropped: tuple[str, ...] = field(default=())
     native: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "torchtitan"
 
     def to_json(self) -> dict[str, Any]:
         """The semantic fields only: this document names a ref and may leave the machine."""
@@ -169,4 +172,5 @@ def make_request(
         # A compiler that always owns its cache is asked the same with and without the flag.
         native=native and toolchain == "host",
         versions=parse_versions(versions),
+        kind=run.kind,
     )

@@ -1,4 +1,4 @@
-"""From a request to a job: what TorchTitan makes of it, the toolchain, and the job key."""
+"""From a request to a job: what TorchTitan (or the callable's module) makes of it, the toolchain, and the job key."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from neffcache.flows.settings import KNOWN
 from neffcache.key.canonical import digest
 from neffcache.key.job import JobKey, job_key
 from neffcache.key.target import Mesh, placement_warnings, resolve_mesh
-from neffcache.key.workload import workload_component
+from neffcache.key.workload import CALLABLE, TORCHTITAN, workload_component
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest, is_collection
 
 
 @dataclass(frozen=True)
 class Job:
-    """A resolved request. `arguments` are TorchTitan's; `environment` is what every process of the job must see.
+    """A resolved request. `arguments` are TorchTitan's, or the callable's name and arguments as `Workload.words` has
+    them; `environment` is what every process of the job must see.
+
+    Of a callable's mesh nothing is known before it is called: any two ranks may differ, as along `tp`.
 
     `remembered`: TorchTitan was not asked now, because nothing has changed since it was.
     """
@@ -45,6 +48,7 @@ class Job:
     cleared: tuple[str, ...] = ()
     harness: bool = True
     remembered: bool = False
+    kind: str = "torchtitan"
 
     def base(self, environ: Mapping[str, str]) -> dict[str, str]:
         """`environ` without the variables that no process of the job may see, and with those that all must see."""
@@ -52,8 +56,13 @@ class Job:
 
     @property
     def trace_arguments(self) -> tuple[str, ...]:
-        """TorchTitan's arguments for a trace on the CPU, which captures graphs where Inductor would take them."""
-        return self.arguments if self.harness else (*self.arguments, "--compile.backend", "inductor")
+        """The arguments for a trace on the CPU, which captures graphs where Inductor would take them."""
+        return self.arguments if self.harness or self.called else (*self.arguments, "--compile.backend", "inductor")
+
+    @property
+    def called(self) -> bool:
+        """Whether the job is a callable's, not TorchTitan's."""
+        return self.kind == CALLABLE
 
     @property
     def toolchain_id(self) -> str:
@@ -71,10 +80,16 @@ class Job:
     def describe(self) -> str:
         """One line on what was resolved."""
         mesh = ", ".join(f"{name} {degree}" for name, degree in asdict(self.mesh).items() if degree > 1)
+        told = " ".join(self.arguments) if self.called else mesh or "no parallelism"
+        code = "".join(
+            f", {'TorchTitan' if name == 'torchtitan' else name} {self.versions[name]}"
+            for name in ("torchtitan", "transformers")
+            if name in self.versions
+        )
         return (
-            f"{self.request.config}: {self.world_size} ranks ({mesh or 'no parallelism'}), "
+            f"{self.request.config}: {self.world_size} ranks ({told}), "
             f"{self.request.placement.target} at LNC {self.request.placement.lnc}; "
-            f"torch {self.versions['torch']}, TorchTitan {self.versions['torchtitan']}, {self.versions['compiler']}"
+            f"torch {self.versions['torch']}{code}, {self.versions['compiler']}"
             + ("; the compiler's own cache" if self.native_store is not None else "")
             + (" (remembered: nothing has changed)" if self.remembered else "")
         )
@@ -112,9 +127,14 @@ def titan_installed() -> bool:
 
 def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Job:
     """Ask TorchTitan, in a worker, or this host's memory of what it said; raises Usage, Unsupported."""
-    if not titan_installed():
+    if request.kind == TORCHTITAN and not titan_installed():
         raise Unsupported(
             f"what {request.config} means only TorchTitan can tell, and it is not installed here",
+            hint="pip install 'neffcache[host]'; without it: neffcache check --by-ref, ls, show, verify",
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported(
+            f"what {request.config} means needs torch, and it is not installed here",
             hint="pip install 'neffcache[host]'; without it: neffcache check --by-ref, ls, show, verify",
         )
     world = request.placement.world_size
@@ -125,7 +145,9 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
     found = ask(
         "neffcache.flows.worker_resolve",
         {
+            "kind": request.kind,
             "module": request.module,
+            "said": dict(request.settings),
             "function": request.function,
             "settings": {**tool.settings(request.settings), **request.settings},
             "world_size": world,
@@ -154,15 +176,16 @@ def resolve(request: Request, environ: Mapping[str, str], directory: Path) -> Jo
         mesh=mesh,
         replaced=tuple(found["replaced"]),
         warnings=(
-            *placement_warnings(mesh, request.placement),
+            *(placement_warnings(mesh, request.placement) if found["kind"] == TORCHTITAN else ()),
             *unread(environ, installation.stack(), ours=KNOWN.values()),
         ),
         environment=environment,
-        versions={**found["toolchain"]["versions"], "torchtitan": found["torchtitan"]},
+        versions={**found["toolchain"]["versions"], **found["packages"]},
         option_values=found["options"],
         cleared=cleared,
         harness=tool.harness,
         remembered=found["remembered"],
+        kind=found["kind"],
     )
 
 

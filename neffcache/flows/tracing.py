@@ -123,6 +123,7 @@ def trace_job(
         progress(f"graphs differ by rank: tracing {len(members)} ranks")
     trace_ranks(sorted(members))
     _require_agreement(traces, members)
+    _require_structure(traces)
     _require_edges(traces)
     return _assembled(job, traces, members)
 
@@ -136,6 +137,20 @@ def _require_agreement(traces: Mapping[int, Mapping[str, Any]], members: Mapping
                 raise Unsupported(
                     f"ranks {first} and {rank} differ only in their data, but not in their graphs: {where}",
                     hint="something in the model depends on the rank; every rank would need artifacts of its own",
+                    details={"ranks": [first, rank]},
+                )
+
+
+def _require_structure(traces: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise Unsupported when a callable builds another module on one rank: their collectives would not meet."""
+    built = {rank: trace.get("structure", []) for rank, trace in sorted(traces.items())}
+    first = min(built)
+    for rank, lines in built.items():
+        for here, there in zip_longest(built[first], lines, fillvalue="nothing"):
+            if here != there:
+                raise Unsupported(
+                    f"rank {rank} builds another module than rank {first}: {there} | {here}",
+                    hint="build the same module on every rank; what a rank has of its own are its shards",
                     details={"ranks": [first, rank]},
                 )
 
@@ -199,6 +214,7 @@ def _trace_ranks(
                         Worker(
                             "neffcache.flows.worker_trace",
                             {
+                                "kind": job.kind,
                                 "arguments": list(job.trace_arguments),
                                 "rank": rank,
                                 "world_size": job.world_size,

@@ -332,6 +332,8 @@ def replay(
 ) -> None:
     """Run the phases of every rank class again in fresh processes, from a view; raises Bug unless all graphs hit.
 
+    Of a callable it raises Unsupported: what it builds is its own business.
+
     The fresh process has another hash seed than the one that traced.
     """
     view = materialise(store, candidate)
@@ -342,6 +344,7 @@ def replay(
             outcome = call(
                 "neffcache.flows.worker_trace",
                 {
+                    "kind": job.kind,
                     "arguments": list(job.arguments),
                     "rank": rank,
                     "world_size": job.world_size,
@@ -359,10 +362,13 @@ def replay(
                 place,
             )
             if sorted(outcome["hits"]) != expected or outcome["misses"] or outcome["compiles"]:
-                raise Bug(
+                raise (Unsupported if job.called else Bug)(
                     f"a fresh process did not find what was just compiled for rank {rank}: "
                     f"{len(outcome['hits'])} of {len(expected)} hits, {len(outcome['misses'])} misses, "
                     f"{len(outcome['compiles'])} compiler processes",
+                    hint="the callable builds another module each time: it must depend on its arguments alone"
+                    if job.called
+                    else "",
                     details={name: outcome[name] for name in ("hits", "misses", "compiles")},
                 )
     finally:

@@ -13,6 +13,9 @@ set = {"parallelism.tensor_parallel_degree" = 4}
 configs = ["llama3_1b", "llama3_3b"]  # one run of these options for each, called by the configuration's name
 instance = "trn2.48xlarge"
 
+With kind = "callable" the runs are inference workloads (neffcache.inference): module holds them, config is the
+function's name, set its arguments.
+
 Files are read from the shipped folder, from packages that name themselves in the entry point group `neffcache.warmers`,
 and from the folders in NEFFCACHE_WARMERS; a later one wins.
 """
@@ -27,7 +30,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -51,12 +54,16 @@ class _RunEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class _Family(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     family: str
     module: str
+    kind: Literal["torchtitan", "callable"] = "torchtitan"
     run: list[_RunEntry] = []
 
 
 @dataclass(frozen=True)
 class WarmerRun:
-    """A named run: a TorchTitan configuration, its options and its default placement."""
+    """A named run: a TorchTitan configuration with its options, or a callable with its arguments, and where.
+
+    `kind` is "" where only the module tells: `module:function`.
+    """
 
     name: str
     family: str
@@ -65,6 +72,7 @@ class WarmerRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
+    kind: str = "torchtitan"
 
 
 def shipped() -> Path:
@@ -120,6 +128,7 @@ def _runs(family: _Family, file: str) -> Iterator[WarmerRun]:
                 settings=flat(entry.set),
                 placement=placement,
                 about=entry.about,
+                kind=family.kind,
             )
 
 
@@ -165,7 +174,7 @@ def known(environ: Mapping[str, str]) -> dict[str, WarmerRun]:
 
 
 def find(name: str, environ: Mapping[str, str]) -> WarmerRun:
-    """The run called `name`; `module:config` or an unknown name is a plain TorchTitan configuration.
+    """The run called `name`; an unknown name is a plain TorchTitan configuration, `module:name` one or a workload.
 
     Usage when the name cannot be one.
     """
@@ -176,7 +185,7 @@ def find(name: str, environ: Mapping[str, str]) -> WarmerRun:
         module, _, config = name.partition(":")
         if not module or not config.isidentifier():
             raise Usage(f"{name!r} is not module:config")
-        return WarmerRun(name=name, family=module.rpartition(".")[2], module=module, config=config)
+        return WarmerRun(name=name, family=module.rpartition(".")[2], module=module, config=config, kind="")
     if not name.isidentifier():
         near = difflib.get_close_matches(name, runs, n=1)
         raise Usage(

@@ -1,4 +1,4 @@
-"""Worker: what a TorchTitan configuration with these options means, and what this machine's toolchain is.
+"""Worker: what a TorchTitan configuration (or a callable) means, and what this machine's toolchain is.
 
 Its answer says what it was made of, so that it can be remembered.
 """
@@ -22,16 +22,36 @@ OWN = frozenset({"torchtitan", "spmd_types", "neffcache.trace.harness"})
 
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
-    """{"module", "function", "settings", "world_size", "cpu", "toolchain", "native"} -> what a `Job` holds."""
+    """{"kind", "module", "function", "settings", "said", ...} -> what a `Job` holds.
+
+    `settings` are TorchTitan's options with those that the toolchain needs, `said` only what the request has.
+    """
     from neffcache.compile import toolchains
 
     # First of all: a program may change what the toolchain is made of, and its identity is that of a fresh process.
     world = given["world_size"]
     identity = toolchains.identity(given["toolchain"], os.environ, world, native=given["native"])
 
-    from neffcache.trace import titan
-    from neffcache.trace.document import workload_document
+    toolchain = {"name": identity.name, "value": dict(identity.value), "versions": dict(identity.versions)}
 
+    from neffcache.key.workload import CALLABLE, TORCHTITAN
+    from neffcache.trace import inference, titan
+    from neffcache.trace.document import inference_document, package_versions, workload_document
+
+    if (given["kind"] or inference.kind_of(given["module"], given["function"])) == CALLABLE:
+        workload = inference.find(given["module"], given["function"])
+        values = workload.resolve(given["said"])
+        document = inference_document(workload, values, os.environ)
+        return {
+            "kind": CALLABLE,
+            "arguments": workload.words(values),
+            "document": document,
+            "mesh": {"tp": world},
+            "replaced": [],
+            "options": {name: str(value) for name, value in values.items()},
+            "toolchain": toolchain,
+            "packages": package_versions(document),
+        }
     titan.version()
     if given["cpu"]:
         titan.use_cpu()
@@ -40,6 +60,7 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
         given["module"], given["function"], given["settings"], cpu=given["cpu"]
     )
     return {
+        "kind": TORCHTITAN,
         "arguments": arguments,
         "document": workload_document(config, os.environ),
         "mesh": titan.mesh_degrees(config),
@@ -47,8 +68,8 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
             {"what": entry.what, "by": entry.by, "changes_meaning": entry.changes_meaning} for entry in replaced
         ],
         "options": {path: str(value) for path, value in titan.option_values(config)},
-        "toolchain": {"name": identity.name, "value": dict(identity.value), "versions": dict(identity.versions)},
-        "torchtitan": titan.version(),
+        "toolchain": toolchain,
+        "packages": {"torchtitan": titan.version()},
     }
 
 

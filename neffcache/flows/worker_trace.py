@@ -16,19 +16,26 @@ from neffcache.flows.workers import SERIES, answer, answer_series
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?,
-    "edge"?: what the first pipeline stage receives}.
+    """{"kind"?, "arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?,
+    "expected"?, "edge"?: what the first pipeline stage receives}.
 
     With "changes" the fields at these paths get these values first, and what else could be changed is in the answer.
     """
     from neffcache.key.canonical import digest
-    from neffcache.trace import titan
+    from neffcache.key.workload import CALLABLE
+    from neffcache.trace import inference, titan
     from neffcache.trace.capture import Capture
     from neffcache.trace.tracer import trace
 
-    if given["cpu"]:
-        titan.use_cpu()
-    config = titan.load_config(given["arguments"])
+    config: Any
+    called = given.get("kind") == CALLABLE
+    if called:
+        workload, arguments = inference.load(given["arguments"])
+        config = inference.Inference(workload, arguments, given["rank"], given["world_size"])
+    else:
+        if given["cpu"]:
+            titan.use_cpu()
+        config = titan.load_config(given["arguments"])
     varied: dict[str, Any] = {}
     if "changes" in given:
         from neffcache.trace import variation
@@ -46,6 +53,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         cpu=given["cpu"],
         edge=given.get("edge"),
     )
+    if called and replay is None:
+        inference.require_graphs(config.workload.name, seen.calls, seen.graphs)
     graphs: list[dict[str, Any]] = []
     for number, graph in enumerate(seen.graphs):
         entry = {
@@ -78,6 +87,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "peak_bytes": seen.peak_bytes,
         "sent": dict(seen.sent),
         "received": dict(seen.received),
+        "structure": list(seen.structure),
         **({} if replay is None else replay.outcome()),
         **varied,
     }

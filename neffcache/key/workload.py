@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from neffcache.errors import Usage
 
 DOCUMENT_FIELDS = ("config", "sources", "environment", "torchtitan")
+CALLABLE = "callable"
+"""The kind of a document that is made of a callable and its arguments: all of it counts."""
+TORCHTITAN = "torchtitan"
+"""The other kind; its documents do not say it."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +148,18 @@ def _filter(value: Any, path: tuple[str, ...], neutral: dict[str, Any]) -> Any:
 def split(document: Mapping[str, Any]) -> Split:
     """Part a workload document `{"config", "sources", "environment", "torchtitan"}` into what counts and what does not.
 
-    Only `config` is filtered; it holds nested mappings by field name. Raises Usage when a part is missing.
+    Only `config` is filtered; it holds nested mappings by field name. Nothing of a callable's document is: it has no
+    field of which anybody declared something. Raises Usage when a part is missing.
     """
-    missing = [name for name in DOCUMENT_FIELDS if name not in document]
+    called = document.get("kind") == CALLABLE
+    missing = [name for name in DOCUMENT_FIELDS if name not in document and not (called and name == "torchtitan")]
     if missing or not isinstance(document["config"], Mapping):
         raise Usage(
             f"This is not a workload document: {', '.join(missing) or 'config'} is missing or not a mapping.",
             hint="Write it with `neffcache key CONFIG --json` where TorchTitan is installed.",
         )
+    if called:
+        return Split(dict(document), {})
     neutral: dict[str, Any] = {}
     config = _filter(document["config"], (), neutral)
     return Split({**document, "config": config}, neutral)

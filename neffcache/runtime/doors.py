@@ -3,7 +3,7 @@
 Opened by `autoload` when torch has been imported and before anything else of the program ran:
 
 - `torch.compile(backend="inductor")` and `backend="neffcache"` serve graphs from the view by compile key;
-- `Trainer.__init__` proves that this process is the job that the manifest was made for;
+- `Trainer.__init__`, or the call of a workload, proves that this process is the job that the manifest was made for;
 - an audit hook counts compiler processes;
 - the optimizer's step hook marks the steps.
 """
@@ -43,6 +43,11 @@ _rank: Rank | None = None
 def current_backend() -> Callable[..., Any] | None:
     """The backend that serves the manifest of this process, or None outside `neffcache run`."""
     return _rank.backend if isinstance(_rank, Doors) else None
+
+
+def current_rank() -> Rank | None:
+    """This rank, or None outside `neffcache run`."""
+    return _rank
 
 
 def open_doors() -> None:

@@ -12,7 +12,6 @@ from neffcache.key.options import Options
 from neffcache.key.target import LNC_VARIABLES, TARGET_VARIABLE, normal_target
 from neffcache.key.workload import workload_component
 from neffcache.store.records import Manifest
-from neffcache.trace.document import workload_document
 
 
 def place_differences(manifest: Manifest, environ: Mapping[str, str]) -> list[Difference]:
@@ -43,10 +42,10 @@ def toolchain_differences(manifest: Manifest, identity: Identity) -> list[Differ
     return differences(recorded["value"], dict(identity.value), path="toolchain")
 
 
-def workload_differences(manifest: Manifest, config: Any, environ: Mapping[str, str]) -> list[Difference]:
-    """What differs between the workload that was warmed and the Trainer.Config really received."""
+def workload_differences(manifest: Manifest, document: Mapping[str, Any]) -> list[Difference]:
+    """What differs between the workload that was warmed and the document of what was really received."""
     recorded = manifest.components["workload"]
-    workload = workload_component(workload_document(config, environ))
+    workload = workload_component(document)
     if digest(workload) == recorded["sha256"]:
         return []
     return differences(recorded["value"], workload)

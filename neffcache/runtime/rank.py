@@ -1,5 +1,7 @@
 """One rank under `neffcache run`: proof that it is the manifest's job, what it starts, its steps, its report.
 
+A Trainer is seen when it is built, a callable when it is called.
+
 How it gets what was compiled is the business of `doors` (graphs of ours) and `native` (a compiler's own cache).
 """
 
@@ -8,23 +10,26 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import wrapt
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from neffcache import variables
+from neffcache import inference, variables
 from neffcache.compile.toolchains import identity_in_rank
 from neffcache.errors import Bug, Mismatch, NeffcacheError
+from neffcache.inference import Workload
 from neffcache.key.compare import Difference
+from neffcache.key.workload import CALLABLE, TORCHTITAN
 from neffcache.runtime.identity import place_differences, toolchain_differences, workload_differences
 from neffcache.runtime.processes import watch
 from neffcache.runtime.report import ReportFile
 from neffcache.store.ranks import has_rank
 from neffcache.store.records import Manifest
 from neffcache.trace import titan
+from neffcache.trace.document import inference_document, workload_document
 
 
 def as_neffcache_error(fault: Exception) -> NeffcacheError:
@@ -53,6 +58,7 @@ class Rank:
         self.on_miss = environ.get(variables.ON_MISS, "fail")
         # Before any program code: what a program changes later is in each graph's own settings.
         self.identity = identity_in_rank(manifest.components["toolchain"]["value"], environ)
+        self.report.kind = manifest.components["workload"]["value"].get("kind", TORCHTITAN)
         self._first_optimizer: int | None = None
         for number, ranks in enumerate(manifest.rank_classes):
             if has_rank(ranks.ranks, self.report.rank):
@@ -80,8 +86,11 @@ class Rank:
         if self.report.rank_class is None:
             raise Mismatch(f"the manifest names no graphs for rank {self.report.rank}")
         self.prepare()
-        register_optimizer_step_post_hook(self.step_done)
         atexit.register(self.ended)
+        if self.report.kind == CALLABLE:
+            inference.observe(self)
+            return
+        register_optimizer_step_post_hook(self.step_done)
         if self.environ.get(variables.HARNESS) == "1":
             wrapt.register_post_import_hook(titan.use_cpu, "torchtitan.tools.utils")
         wrapt.register_post_import_hook(
@@ -100,16 +109,33 @@ class Rank:
             details={"differences": self.report.differences},
         )
 
-    # --- the Trainer ----------------------------------------------------------------------------------------------
-
-    def before_build(self, config: Any) -> None:
+    def prove(self, document: Callable[[], Mapping[str, Any]]) -> None:
         """Prove, before any model is built, that this process is the job of the manifest; end it otherwise."""
         try:
-            if different := workload_differences(self.manifest, config, self.environ):
+            if different := workload_differences(self.manifest, document()):
                 raise self.other_job(different)
         except Exception as fault:
             refuse(self.file, as_neffcache_error(fault))
         self.report.identity = "proved"
+
+    # --- a callable -----------------------------------------------------------------------------------------------
+
+    def before_call(self, workload: Workload, arguments: Mapping[str, Any]) -> None:
+        self.prove(lambda: inference_document(workload, arguments, self.environ))
+        self.file.save("identified")
+
+    def after_call(self) -> None:
+        self.report.built = self.file.now()
+        self.file.save("built")
+
+    def step(self) -> None:
+        self.stepping()
+        self.file.step()
+
+    # --- the Trainer ----------------------------------------------------------------------------------------------
+
+    def before_build(self, config: Any) -> None:
+        self.prove(lambda: workload_document(config, self.environ))
         if self.environ.get(variables.HARNESS) == "1":
             titan.force_sum_reduction(config)
         self.file.save("identified")
@@ -135,8 +161,7 @@ class Rank:
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if id(optimizer) == self._first_optimizer:
-            self.stepping()
-            self.file.step()
+            self.step()
 
     def stepping(self) -> None:
         """A step is about to be counted."""

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neffcache.key.workload import TORCHTITAN
+
 TEXTS = "texts"
 """Beside the reports: the manifest's graph texts, <compile key>.txt, to name the nearest record of a missed graph."""
 
@@ -33,6 +35,7 @@ class RankReport:
     hits and misses count distinct compile keys; `compiles` are compiles of the back end plus compiler processes.
     `native` is what a compiler with its own cache said: counters, and the keys of the graphs used by phase.
     `optional` graphs belong only to phases that a run may end before.
+    `calls` is what a callable did by phase: {"first_seconds", "steady_seconds", "outputs": SHA-256 of their bytes}.
     Times are seconds; `built` and each entry of `steps` are monotonic times since the doors opened.
     """
 
@@ -59,6 +62,8 @@ class RankReport:
     at_step_one: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     native: dict[str, Any] = field(default_factory=dict)
+    kind: str = TORCHTITAN
+    calls: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def compiles(self) -> int:

@@ -1,7 +1,7 @@
-"""The workload document: a resolved TorchTitan configuration and the code that turns it into graphs, as JSON.
+"""The workload document: what a job computes and the code that turns it into graphs, as JSON.
 
-Made by the tracer before a warm and again by the training process from the Trainer.Config that it really received;
-`key/` decides which of its fields count.
+Made by the tracer before a warm and again by the process that runs from what it really received: a Trainer.Config, or
+the arguments of an inference workload. `key/` decides which of its fields count.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import torch
 
 from neffcache.errors import Unsupported
 from neffcache.graph.callables import describe_json
+from neffcache.inference import Workload
 from neffcache.key.canonical import digest, sha256_hex
 from neffcache.key.environment import graph_environment
-from neffcache.trace import titan
+from neffcache.key.workload import CALLABLE
+from neffcache.trace import inference, titan
 
 ALWAYS = ("torchtitan", "spmd_types")
 """Packages whose code makes the graphs of every TorchTitan job."""
@@ -50,6 +52,30 @@ def workload_document(config: Any, environ: Mapping[str, str]) -> dict[str, Any]
         "torchtitan": titan.version(),
         "packages": {name: version for name in VERSIONED if (version := _version(name))},
     }
+
+
+def inference_document(workload: Workload, arguments: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The document of a workload with these arguments: {"kind", "config", "sources", "environment", "packages"}.
+
+    `sources` are those of its own code, file by file, and of every package that this code imports, as one digest each:
+    transformers has thousands of files.
+    """
+    own, others = inference.imports(workload.module)
+    return {
+        "kind": CALLABLE,
+        "config": {"callable": workload.name, "arguments": dict(arguments)},
+        "sources": {
+            **sources(own),
+            **{name: {"sha256": entry["sha256"]} for name, entry in sources(others).items() if name not in own},
+        },
+        "environment": graph_environment(environ),
+        "packages": {name: version for name in VERSIONED if (version := _version(name))},
+    }
+
+
+def package_versions(document: Mapping[str, Any]) -> dict[str, str]:
+    """The installed versions of the packages whose sources a document counts, as far as they have one."""
+    return {name: version for name in document["sources"] if (version := _version(name))}
 
 
 def _version(name: str) -> str:

@@ -13,6 +13,8 @@ What is touched, and why a public way does not serve:
   is nearly always off.
 - `torch.distributed.pipelining`: a fake process group carries nothing, so the shapes that stages tell each other before
   the first step are given by `stages_alone`, and sending and receiving activations does nothing.
+- `torch.distributed.device_mesh.DeviceMesh.__init__`: it reads the values of its own rank map, which an ambient
+  FakeTensorMode would not have.
 
 `probe()` fails loudly, by name, when one of them has moved.
 """
@@ -43,6 +45,8 @@ TOUCHED = (
     ("torch._guards", "TracingContext"),
     ("torch._guards", "CompileContext"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
+    ("torch._subclasses.fake_tensor", "unset_fake_temporarily"),
+    ("torch.distributed.device_mesh", "DeviceMesh.__init__"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
     ("torch._dynamo.symbolic_convert", "get_funcname"),
     ("torch._dynamo.output_graph", "trace_call_log"),
@@ -244,6 +248,30 @@ def eager_collectives_stay_asynchronous() -> Iterator[None]:
         yield
     finally:
         funcol._are_we_tracing, funcol._maybe_wrap_tensor = tracing, wrap
+
+
+@contextlib.contextmanager
+def meshes_stay_real() -> Iterator[None]:
+    """Under an ambient FakeTensorMode, let a DeviceMesh know its ranks: they are values, not shapes."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+
+    cls: Any = DeviceMesh
+    build = cls.__init__
+
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        with unset_fake_temporarily():
+            ranks = given.get("_rank_map")
+            if isinstance(ranks, FakeTensor):
+                # Only `init_device_mesh` makes one under our mode, and it is 0, 1, 2, ...; a submesh takes its root's.
+                given["_rank_map"] = torch.arange(ranks.numel(), dtype=ranks.dtype)
+            build(self, *args, **given)
+
+    cls.__init__ = __init__
+    try:
+        yield
+    finally:
+        cls.__init__ = build
 
 
 Edge = list[dict[str, Any]]

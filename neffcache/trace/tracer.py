@@ -1,7 +1,7 @@
-"""Trace a TorchTitan configuration: one CPU process, one rank, its real world size, no values.
+"""Trace a job: one CPU process, one rank, its real world size, no values.
 
 The process stands for one rank of the job: a fake process group of the job's size, parameters that are FakeTensors,
-TorchTitan's own Trainer and train_step. Steps are run until one adds no graph.
+TorchTitan's own Trainer and train_step, or an inference workload's own module. Steps are run until one adds no graph.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from neffcache.errors import NeffcacheError, Unsupported
 from neffcache.graph.settings import current_settings
 from neffcache.trace import titan, torch_internals
 from neffcache.trace.capture import Capture, CapturedGraph, EagerOps
+from neffcache.trace.inference import Inference
 
 STEADY = "steady_step"
 MAX_STEPS = 6
@@ -43,6 +44,44 @@ class Trace:
     peak_bytes: int
     sent: Mapping[str, torch_internals.Edge]
     received: Mapping[str, torch_internals.Edge]
+    structure: Sequence[str] = ()
+
+
+class Program(Protocol):
+    """What is traced: it is prepared, built, and run in steps, each of which enters its phases."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def structure(self) -> Sequence[str]: ...
+
+    def prepare(self, fake_mode: Any) -> None: ...
+
+    def build(self, fake_mode: Any) -> Any: ...
+
+    def steps(self, built: Any, fake_mode: Any, enter: Callable[[str], None], steady: str) -> Iterator[None]: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """A Trainer.Config as a program."""
+
+    config: Any
+    cpu: bool
+    what: str = "this configuration"
+    structure: Sequence[str] = ()
+
+    def prepare(self, fake_mode: Any) -> None:
+        if self.cpu:
+            titan.force_sum_reduction(self.config)
+        titan.prepare_for_tracing(self.config, fake_mode)
+
+    def build(self, fake_mode: Any) -> Any:
+        return self.config.build()
+
+    def steps(self, built: Any, fake_mode: Any, enter: Callable[[str], None], steady: str) -> Iterator[None]:
+        return titan.run_fake_steps(built, fake_mode, enter)
 
 
 def trace(
@@ -54,7 +93,7 @@ def trace(
     cpu: bool,
     edge: torch_internals.Edge | None = None,
 ) -> Trace:
-    """Run the configuration's steps on fake tensors as `rank` of `world_size`; the process must be fresh.
+    """Run the steps of a Trainer.Config or an Inference on fake tensors as `rank` of `world_size`, in a fresh process.
 
     `capture` collects the graphs (or, in a replay, loads them); `edge` is what this rank's first pipeline stage
     receives, None for a rank that has the first of all. Raises Unsupported when the configuration cannot be traced, or
@@ -66,9 +105,8 @@ def trace(
     torch_internals.static_shapes()
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     fake = torch_internals.fake_mode()
-    if cpu:
-        titan.force_sum_reduction(config)
-    titan.prepare_for_tracing(config, fake)
+    program: Program = config if isinstance(config, Inference) else Training(config, cpu)
+    program.prepare(fake)
     ops = EagerOps()
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
     phases: list[str] = []
@@ -83,21 +121,21 @@ def trace(
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
-            trainer = _reasoned(config.build)
+            built = _reasoned(lambda: program.build(fake), program.what)
             stack.enter_context(ops)
-            steps = titan.run_fake_steps(trainer, fake, enter)
+            steps = program.steps(built, fake, enter, STEADY)
             while True:
-                _reasoned(lambda: next(steps, None))
+                _reasoned(lambda: next(steps, None), program.what)
                 added = [g for g in capture.graphs.values() if g.phase == capture.phase]
                 steady = [name for name in phases if name.startswith(STEADY)]
                 if steady and not added:
                     break
                 if len(steady) >= MAX_STEPS:
                     raise Unsupported(
-                        f"every one of {MAX_STEPS} steps adds graphs: the shapes of this configuration are not static",
+                        f"every one of {MAX_STEPS} steps adds graphs: the shapes of {program.what} are not static",
                         details={"last": [g.name for g in added]},
                     )
-            del trainer
+            del built
     finally:
         undo()
         if torch.distributed.is_initialized():
@@ -112,13 +150,14 @@ def trace(
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         sent=edges.sent,
         received=edges.received,
+        structure=program.structure,
     )
 
 
 T = TypeVar("T")
 
 
-def _reasoned(work: Callable[[], T]) -> T:
+def _reasoned(work: Callable[[], T], what: str) -> T:
     """What `work` gives; whatever it raises becomes Unsupported with the reason, our own errors stay themselves."""
     try:
         return work()
@@ -134,6 +173,6 @@ def _reasoned(work: Callable[[], T]) -> T:
         if isinstance(fault, ImportError) and (package := titan.absent_package(fault)):
             raise titan.needs(package) from fault
         raise Unsupported(
-            f"this configuration cannot be traced: {type(fault).__name__}: {first[:300]}",
+            f"{what} cannot be traced: {type(fault).__name__}: {first[:300]}",
             details={"log": "".join(traceback.format_exception(fault))[-20000:]},
         ) from fault

@@ -90,3 +90,19 @@ def test_a_refused_compile_is_a_miss_that_names_what_was_asked() -> None:
     assert fault.exit_code == 3
     assert "2 compiles" in fault.message
     assert "compile graph.mlir" in fault.message
+
+
+CALLED = {"kind": "callable"}
+
+
+def test_a_callable_is_proved_by_its_graphs_and_need_not_say_its_steps() -> None:
+    assert fault_of(ranks(**CALLED, step_count=0), 0, 2, "fail") is None
+    assert isinstance(fault_of(ranks(**CALLED, step_count=0, hits=["a"]), 0, 2, "fail"), Miss)
+    assert isinstance(fault_of(ranks(**CALLED, step_count=0, expected=[], hits=[]), 0, 2, "fail"), Mismatch)
+    assert isinstance(fault_of(ranks(**CALLED, backend_compiles=1), 0, 2, "fail"), Miss)
+
+
+def test_a_rank_that_did_not_call_the_workload_is_told_so() -> None:
+    fault = fault_of(ranks(**CALLED, identity="unproved"), 0, 2, "fail")
+    assert isinstance(fault, Mismatch)
+    assert "rank 1 did not call the workload" in fault.message

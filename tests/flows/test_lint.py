@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from neffcache.flows.lint import LintReport, judge
+from neffcache.errors import Unsupported
+from neffcache.flows.lint import LintReport, judge, lint
 
 pytestmark = pytest.mark.fast
 
@@ -39,6 +41,13 @@ def linted(tmp_path: Path, holds: Holds, env: Callable[[Mapping[str, Any]], str]
 
     judge(report, traced, lambda _: None)
     return report
+
+
+def test_a_callable_is_not_linted(tmp_path: Path) -> None:
+    request: Any = SimpleNamespace(config="blocks_tp2")
+    job: Any = SimpleNamespace(called=True)
+    with pytest.raises(Unsupported, match="blocks_tp2 is a callable, and --lint is for"):
+        lint(request, {"TMPDIR": str(tmp_path)}, lambda _: None, job=job)
 
 
 def test_nothing_moves(tmp_path: Path) -> None:

@@ -104,6 +104,16 @@ def test_data_parallel_ranks_with_other_graphs_are_refused_with_the_first_line(t
     assert caught.value.message.endswith("Block, line 3: %1 = rank0 | %1 = rank3")
 
 
+def test_ranks_that_build_other_modules_are_refused_with_the_first_part() -> None:
+    same = {"structure": ["module (root): Net", "tensor weight: float32"]}
+    other = {"structure": [*same["structure"], "tensor bias: float32"]}
+    tracing._require_structure({0: same, 7: same})
+    tracing._require_structure({0: {}, 7: {}})
+    with pytest.raises(Unsupported) as caught:
+        tracing._require_structure({7: other, 0: same, 3: same})
+    assert caught.value.message == "rank 7 builds another module than rank 0: tensor bias: float32 | nothing"
+
+
 def test_coordinates_follow_torchtitans_layout_of_ranks() -> None:
     mesh = Mesh(pp=2, dp_replicate=2, dp_shard=2, cp=1, tp=2)
     assert [coordinate(mesh, rank) for rank in (0, 1, 2, 7, 8, 15)] == [

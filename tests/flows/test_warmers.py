@@ -45,6 +45,7 @@ def test_a_run_for_each_of_a_list_of_configurations(tmp_path: Path) -> None:
         ('[[run]]\nname = "a"\n[[run]]\nname = "a"\n', "run 2 of the warmer own.toml has the name a for the second"),
         ('[[run]]\nname = "a"\nlnc = "2"\n', "Expected `int | null`, got `str` - at `$.run[0].lnc`"),
         ('[[run]]\nname = "a"\ninstances = "b"\n', "unknown field `instances` - at `$.run[0]`"),
+        ('kind = "script"\n', "Invalid enum value 'script' - at `$.kind`"),
         ("[[run]\n", "own.toml is not understood"),
     ],
 )
@@ -52,6 +53,17 @@ def test_a_wrong_warmer_is_named_with_the_place(tmp_path: Path, run: str, words:
     with pytest.raises(Usage) as caught:
         load([warmer(tmp_path, HEAD + run)])
     assert words in caught.value.message
+
+
+def test_runs_of_a_callable_say_their_kind_and_a_module_with_a_name_may_be_either(tmp_path: Path) -> None:
+    folder = warmer(tmp_path, HEAD + 'kind = "callable"\n[[run]]\nname = "a"\nset = {layers = 4}\n')
+    environ = {"NEFFCACHE_WARMERS": str(folder)}
+    assert (find("a", environ).kind, find("a", environ).settings) == ("callable", {"layers": 4})
+    assert find("own.models:a", environ).kind == ""
+    assert find("llama3_8b", environ).kind == "torchtitan"
+    made = make_request("a", target="cpu", world_size=2, environ=environ)
+    assert made.kind == "callable"
+    assert "kind" not in made.to_json()
 
 
 def test_a_folder_of_a_user_wins_over_the_shipped_one(tmp_path: Path) -> None:
