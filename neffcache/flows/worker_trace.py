@@ -17,7 +17,7 @@ from neffcache.flows.workers import SERIES, answer, answer_series
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """{"arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?, "expected"?,
-    "edge"?: what the first pipeline stage receives}.
+    "edge"?: what the first pipeline stage receives, "meet"?: [address, port] where `world_size` such processes form a real group}.
 
     With "changes" the fields at these paths get these values first, and what else could be changed is in the answer.
     """
@@ -45,6 +45,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         capture=capture,
         cpu=given["cpu"],
         edge=given.get("edge"),
+        meet=given.get("meet"),
     )
     graphs: list[dict[str, Any]] = []
     for number, graph in enumerate(seen.graphs):

@@ -53,9 +53,12 @@ def trace(
     capture: Capture,
     cpu: bool,
     edge: torch_internals.Edge | None = None,
+    meet: tuple[str, int] | None = None,
 ) -> Trace:
     """Run the configuration's steps on fake tensors as `rank` of `world_size`; the process must be fresh.
 
+    The process is alone, in a fake process group; or, with `meet` (address, port), one of `world_size` that trace at the
+    same time in a real one, which proves the fake one.
     `capture` collects the graphs (or, in a replay, loads them); `edge` is what this rank's first pipeline stage
     receives, None for a rank that has the first of all. Raises Unsupported when the configuration cannot be traced, or
     when every step adds graphs.
@@ -63,12 +66,14 @@ def trace(
     started = time.perf_counter()
     torch_internals.probe()
     os.environ.update(NGPU=str(world_size), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    if meet is not None:
+        os.environ.update(MASTER_ADDR=meet[0], MASTER_PORT=str(meet[1]))
     torch_internals.static_shapes()
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     fake = torch_internals.fake_mode()
     if cpu:
         titan.force_sum_reduction(config)
-    titan.prepare_for_tracing(config, fake)
+    titan.prepare_for_tracing(config, fake, alone=meet is None)
     ops = EagerOps()
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
     phases: list[str] = []
@@ -83,6 +88,7 @@ def trace(
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
+            stack.enter_context(torch_internals.attention_for_any_device())
             trainer = _reasoned(config.build)
             stack.enter_context(ops)
             steps = titan.run_fake_steps(trainer, fake, enter)
