@@ -57,8 +57,8 @@ def trace(
 ) -> Trace:
     """Run the configuration's steps on fake tensors as `rank` of `world_size`; the process must be fresh.
 
-    The process is alone, in a fake process group; or, with `meet` (address, port), one of `world_size` that trace at the
-    same time in a real one, which proves the fake one.
+    The process is alone, in a fake process group; or, with `meet` (address, port), one of `world_size` that trace at
+    the same time in a real one, which proves the fake one.
     `capture` collects the graphs (or, in a replay, loads them); `edge` is what this rank's first pipeline stage
     receives, None for a rank that has the first of all. Raises Unsupported when the configuration cannot be traced, or
     when every step adds graphs.

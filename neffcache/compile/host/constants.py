@@ -42,9 +42,7 @@ def lifted(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[tor
             copies[node] = inputs[str(node.target)]
         else:
             copies[node] = graph.node_copy(node, lambda old: copies[old])
-    kept = {
-        str(node.target): _attribute(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"
-    }
+    kept = {str(node.target): _attribute(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
     return torch.fx.GraphModule(kept, graph, class_name="Lifted"), list(found.values())
 
 
