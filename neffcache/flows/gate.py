@@ -29,6 +29,7 @@ def summary(
             "identity": report.identity,
             "missed": report.misses,
             "compiler_processes": report.compiler_processes,
+            **({"not_compiled": len(report.not_compiled)} if report.not_compiled else {}),
         }
         for rank, report in sorted(reports.items())
     ]

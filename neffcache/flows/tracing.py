@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,15 @@ class TracedGraph:
     text_file: Path
     payload: Path | None
     reason: str = ""
+    data_dependent: bool = False
 
 
 @dataclass(frozen=True)
 class TracedJob:
     """All graphs of a job.
 
+    `not_compiled` are those whose sizes depend on data: they have a key, which no data is in, but no artifact; a rank
+    runs them operator by operator. They are not among `graphs`.
     `uncacheable` are graphs without a key, by name, with the reason; `eager` counts operators outside compiled regions,
     of rank 0; `edges` is what the first pipeline stage of each representative receives. Seconds, bytes.
     """
@@ -66,6 +69,7 @@ class TracedJob:
     eager: Mapping[str, int]
     seconds: float
     peak_bytes: int
+    not_compiled: Mapping[str, TracedGraph] = field(default_factory=dict)
 
 
 def coordinate(mesh: Mesh, rank: int) -> tuple[int, int, int, int]:
@@ -245,7 +249,8 @@ def _assembled(job: Job, traces: Mapping[int, Mapping[str, Any]], members: Mappi
         if rank in members:
             by_phase: dict[str, list[str]] = {phase: [] for phase in trace["phases"]}
             for entry in trace["graphs"]:
-                by_phase[entry["phase"]].append(_key(job, entry)[0])
+                if not entry.get("data_dependent", False):
+                    by_phase[entry["phase"]].append(_key(job, entry)[0])
             shape = tuple((phase, tuple(sorted(keys))) for phase, keys in by_phase.items())
             classes.setdefault(shape, []).extend(members[rank])
     first = min(traces)
@@ -261,6 +266,7 @@ def _assembled(job: Job, traces: Mapping[int, Mapping[str, Any]], members: Mappi
         eager=traces[first]["eager"],
         seconds=max(trace["seconds"] for trace in traces.values()),
         peak_bytes=max(trace["peak_bytes"] for trace in traces.values()),
+        not_compiled={key: graph for key, graph in graphs.items() if graph.data_dependent},
     )
 
 
@@ -283,4 +289,5 @@ def _graph(job: Job, entry: Mapping[str, Any]) -> TracedGraph:
         text_file=Path(entry["text_file"]),
         payload=None if payload is None else Path(payload),
         reason=entry["reason"],
+        data_dependent=entry.get("data_dependent", False),
     )

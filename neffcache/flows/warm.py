@@ -68,6 +68,7 @@ class WarmResult:
     shard: Shard | None = None
     tally: Tally = field(default_factory=Tally)
     graphs: Mapping[str, TracedGraph] = field(default_factory=dict)
+    not_compiled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fault(self) -> NeffcacheError | None:
@@ -99,6 +100,7 @@ class WarmResult:
             "complete": self.complete,
             "request": None if self.ref is None else dict(self.ref.request),
             "serial": None if self.ref is None else self.ref.serial,
+            **({"not_compiled": dict(self.not_compiled)} if self.not_compiled else {}),
             "not_captured": {"operators": sum(self.eager.values()), "distinct": len(self.eager)},
             "replaced": list(self.job.replaced),
             "warnings": list(self.job.warnings),
@@ -174,7 +176,9 @@ def _build(
     workers = pool.default_jobs(pool.memory_limit(), WORKER_BYTES, how.jobs)
     traced = trace_job(job, environ, place, jobs=workers, progress=progress.note)
     result.trace_seconds, result.peak_rss_bytes, result.eager = traced.seconds, traced.peak_bytes, traced.eager
-    result.graphs = traced.graphs
+    result.graphs, result.not_compiled = traced.graphs, {g.name: g.reason for g in traced.not_compiled.values()}
+    for graph in traced.not_compiled.values():
+        progress.note(f"not compiled: {graph.name}: {graph.reason}")
     have = {key for key in traced.graphs if usable(store, key)}
     progress.graphs(traced.graphs.values(), have)
     result.total, result.hit = len(traced.graphs) + len(traced.uncacheable), len(have)
@@ -289,6 +293,10 @@ def record(store: LocalStore, graph: TracedGraph, compiled: Compiled) -> GraphRe
 
 
 def _manifest(job: Job, traced: TracedJob, *, complete: bool) -> Manifest:
+    not_compiled = {
+        key: {"name": graph.name, "kind": graph.kind, "nodes": graph.nodes, "reason": graph.reason}
+        for key, graph in sorted(traced.not_compiled.items())
+    }
     return manifest(
         cache_key=job.key.cache_key,
         components={name: {"sha256": part.sha256, "value": part.value} for name, part in job.key.components.items()},
@@ -301,8 +309,12 @@ def _manifest(job: Job, traced: TracedJob, *, complete: bool) -> Manifest:
         versions=dict(job.versions),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host={"machine": platform.machine(), "system": platform.system()},
-        # What no artifact covers: operators of rank 0 outside of compiled regions, with how often they ran.
-        extra={"not_captured": dict(sorted(traced.eager.items()))},
+        # What no artifact covers: operators of rank 0 outside of compiled regions, with how often they ran, and graphs
+        # whose sizes depend on data, which a rank runs operator by operator.
+        extra={
+            "not_captured": dict(sorted(traced.eager.items())),
+            **({"not_compiled": not_compiled} if not_compiled else {}),
+        },
     )
 
 
@@ -353,6 +365,7 @@ def replay(
                     "view": str(view.path),
                     "toolchain": job.toolchain_id,
                     "expected": expected,
+                    "not_compiled": sorted(traced.not_compiled),
                 },
                 {
                     **job.base(environ),

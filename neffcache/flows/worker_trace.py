@@ -17,7 +17,8 @@ from neffcache.flows.workers import SERIES, answer, answer_series
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """{"kind"?, "arguments", "rank", "world_size", "cpu", "into"?: directory, "view"?: directory, "toolchain"?,
-    "expected"?, "edge"?: what the first pipeline stage receives}.
+    "expected"?, "not_compiled"?, "edge"?: what the first pipeline stage receives, "meet"?: [address, port] where
+    `world_size` such processes form a real group}.
 
     With "changes" the fields at these paths get these values first, and what else could be changed is in the answer.
     """
@@ -52,6 +53,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         capture=capture,
         cpu=given["cpu"],
         edge=given.get("edge"),
+        meet=given.get("meet"),
     )
     if called and replay is None:
         inference.require_graphs(config.workload.name, seen.calls, seen.graphs)
@@ -65,6 +67,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
             "nodes": graph.text.nodes,
             "inputs": graph.text.inputs,
             "reason": graph.reason,
+            "data_dependent": graph.data_dependent,
             "settings": graph.settings,
             "env": digest(graph.settings),
         }
@@ -114,7 +117,10 @@ def _replay(given: dict[str, Any]) -> Any:
             text = canonical_text(gm)
             env = digest(settings())
             key = compile_key(CompileComponents(text=text.sha256, toolchain=given["toolchain"], env=env))
-            if key not in given["expected"]:
+            if text.data_dependent:
+                if key not in given["not_compiled"]:
+                    self.misses.append(key)
+            elif key not in given["expected"]:
                 if key not in self.misses:
                     self.misses.append(key)
             elif key not in self.hits:

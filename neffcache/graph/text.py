@@ -7,6 +7,7 @@ text does not show (names, stack traces, every other entry of `node.meta`) must 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,16 @@ class GraphText:
     inputs: int
     groups: tuple[GroupUse, ...]
     symbolic: bool
+
+    @property
+    def data_dependent(self) -> bool:
+        """Whether sizes are symbolic and every symbol is unbacked: what a tensor holds decides, at each call anew.
+
+        The text then holds no size that data gave, so neither does a key.
+        """
+        header = itertools.takewhile(lambda line: not line.startswith("%"), self.text.splitlines())
+        symbols = [line for line in header if line.startswith("symbol ")]
+        return bool(symbols) and all(" unbacked" in line for line in symbols)
 
 
 def canonical_text(gm: fx.GraphModule, *, resolve_group: Callable[[str], tuple[int, ...]] | None = None) -> GraphText:

@@ -77,6 +77,17 @@ def rank_of(manifest: Manifest, view: Path, report: ReportFile, environ: Mapping
     return NativeRank(store, manifest, view, report, environ)
 
 
+def operator_by_operator(gm: torch.fx.GraphModule) -> Runs:
+    """A boxed callable that runs a flat graph as it is written, and compiles nothing."""
+
+    def run(given: list[Any]) -> list[Any]:
+        values = list(given)
+        given.clear()
+        return list(gm(*values))
+
+    return run
+
+
 class Doors(Rank):
     """A rank that is served graphs which we compiled."""
 
@@ -85,6 +96,7 @@ class Doors(Rank):
         self.reports = Path(environ[variables.REPORTS])
         self.toolchain = str(manifest.components["toolchain"]["sha256"])
         self.loaded: dict[str, tuple[Runs, Binding]] = {}
+        self.not_compiled = frozenset(manifest.extra.get("not_compiled", ()))
         self.backend = torch_internals.aot_backend(self.serve, current_settings)
 
     def expect(self, number: int) -> None:
@@ -112,6 +124,10 @@ class Doors(Rank):
             return self.missed("uncacheable", kind, fault, gm, None, {})
         key = compile_key(CompileComponents(text=text.sha256, toolchain=self.toolchain, env=digest(using)))
         self.report.texts = round(self.report.texts + time.perf_counter() - started, 4)
+        if text.data_dependent and key in self.not_compiled:
+            if key not in self.report.not_compiled:
+                self.report.not_compiled.append(key)
+            return operator_by_operator(gm)
         try:
             if key not in self.loaded:
                 why = self.lacks(key, kind)

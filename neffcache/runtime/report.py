@@ -34,6 +34,7 @@ class RankReport:
 
     hits and misses count distinct compile keys; `compiles` are compiles of the back end plus compiler processes.
     `native` is what a compiler with its own cache said: counters, and the keys of the graphs used by phase.
+    `not_compiled` are the keys of graphs that were run operator by operator, because their sizes depend on data.
     `optional` graphs belong only to phases that a run may end before.
     `calls` is what a callable did by phase: {"first_seconds", "steady_seconds", "outputs": SHA-256 of their bytes}.
     Times are seconds; `built` and each entry of `steps` are monotonic times since the doors opened.
@@ -64,6 +65,7 @@ class RankReport:
     native: dict[str, Any] = field(default_factory=dict)
     kind: str = TORCHTITAN
     calls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    not_compiled: list[str] = field(default_factory=list)
 
     @property
     def compiles(self) -> int:

@@ -32,6 +32,11 @@ class CapturedGraph:
     payload: bytes | None
     reason: str = ""
 
+    @property
+    def data_dependent(self) -> bool:
+        """Whether sizes in it are known only when it runs, each and every symbolic one."""
+        return self.text.data_dependent
+
     def identity(self) -> tuple[str, str]:
         return self.text.sha256, digest(self.settings)
 
@@ -79,6 +84,8 @@ class Capture:
         """The graph as bytes, or why this toolchain cannot compile it apart."""
         if not self.payloads:
             return None, ""
+        if text.data_dependent:
+            return None, "sizes in it depend on data, so it runs operator by operator"
         if text.symbolic:
             return None, "its shapes are not static, and the host toolchain compiles static shapes only"
         try:

@@ -141,8 +141,8 @@ class Inference:
     def what(self) -> str:
         return f"the workload {self.workload.name}"
 
-    def prepare(self, fake_mode: Any) -> None:
-        torch.distributed.init_process_group("fake", rank=self.rank, world_size=self.world_size)
+    def prepare(self, fake_mode: Any, *, alone: bool) -> None:
+        torch.distributed.init_process_group("fake" if alone else "gloo", rank=self.rank, world_size=self.world_size)
 
     def build(self, fake_mode: Any) -> Built:
         """The module and its inputs, made of fake tensors; `structure` says what it is made of."""

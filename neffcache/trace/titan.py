@@ -198,7 +198,7 @@ def command_line(
     settings = dict(settings)
     replaced: list[Replacement] = []
     if cpu:
-        replaced = host_replacements(base)
+        replaced = host_replacements(base, cp=_context_degree(base, settings))
         own = replacement_settings(base, replaced)
         settings = {**{name: value for name, value in own.items() if name not in settings}, **settings}
     arguments = [*chosen, *setting_arguments(base, settings)]
@@ -345,8 +345,18 @@ GPU_PASSES = ("cudagraph_pass", "joint_transformer_block_bucketing_reordering_pa
 """Passes of TorchTitan's graph trainer that ask a GPU for its speed, or record for one."""
 
 
-def host_replacements(config: Any) -> list[Replacement]:
-    """What a run on CPUs replaces, chosen by the configuration: every entry is an ordinary TorchTitan option."""
+def _context_degree(config: Any, settings: Mapping[str, Any]) -> int:
+    """The context-parallel degree of a configuration with these options; what TorchTitan will refuse counts as 1."""
+    said = str(settings.get("parallelism.context_parallel_degree", config.parallelism.context_parallel_degree))
+    return int(said) if said.isdigit() else 1
+
+
+def host_replacements(config: Any, *, cp: int = 1) -> list[Replacement]:
+    """What a run on CPUs replaces, chosen by the configuration: every entry is an ordinary TorchTitan option.
+
+    With a context-parallel degree `cp` above 1 attention stays what it is: causal SDPA has no context-parallel form on
+    a CPU, so nothing could be trained in its place, and what is traced should be the model that was asked for.
+    """
     from torchtitan.components.validate import Validator
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 
@@ -366,7 +376,7 @@ def host_replacements(config: Any) -> list[Replacement]:
     if any(group.optimizer_name in GPU_OPTIMIZERS for group in config.optimizer.param_groups):
         found.append(Replacement("optimizer", "AdamW", True, override=f"{HARNESS}.adamw"))
     for kind, name in ((FlexAttention, "flex_to_sdpa"), (VarlenAttention, "varlen_to_sdpa")):
-        if any(True for _ in config.model_spec.traverse(kind.Config)):
+        if cp == 1 and any(True for _ in config.model_spec.traverse(kind.Config)):
             found.append(Replacement(kind.__name__, "causal SDPA", True, override=f"{HARNESS}.{name}"))
     if type(config.validator) is not Validator.Config:
         found.append(Replacement("validation", "off", True, {"validator.enable": False}))
@@ -417,13 +427,16 @@ def _after_parallelize(config: Any, then: Callable[[torch.nn.Module], torch.nn.M
 # --- tracing ------------------------------------------------------------------------------------------------------
 
 
-def prepare_for_tracing(config: Any, fake_mode: Any) -> None:
+def prepare_for_tracing(config: Any, fake_mode: Any, *, alone: bool = True) -> None:
     """Change a configuration so that one process stands for any world size: fake communication, fake parameters.
+
+    Not `alone`: communication is left as it is, so all ranks must trace at the same time.
 
     The model's parameters become FakeTensors when TorchTitan materialises them; nothing is initialised, so the
     operators of initialisation are not seen.
     """
-    config.comm.mode = "fake_backend"
+    if alone:
+        config.comm.mode = "fake_backend"
     config.metrics.log_freq = 1 << 30
     config.metrics.enable_tensorboard = False
     config.metrics.enable_wandb = False

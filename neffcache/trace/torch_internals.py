@@ -11,6 +11,8 @@ What is touched, and why a public way does not serve:
 - `torch._inductor.config` and `torch._functorch.config`: settings that change generated code.
 - `torch._dynamo.symbolic_convert.get_funcname`: tokenizes each source file that Dynamo meets, for a line of a log that
   is nearly always off.
+- `torch.nn.attention.flex_attention._validate_device`: refuses gradients on a CPU; a trace runs nothing, and stands for
+  a device that has them. (A CPU that is to run such a graph still refuses it when it compiles.)
 - `torch.distributed.pipelining`: a fake process group carries nothing, so the shapes that stages tell each other before
   the first step are given by `stages_alone`, and sending and receiving activations does nothing.
 - `torch.distributed.device_mesh.DeviceMesh.__init__`: it reads the values of its own rank map, which an ambient
@@ -55,6 +57,7 @@ TOUCHED = (
     ("torch._dynamo.config", "fail_on_recompile_limit_hit"),
     ("torch._inductor.config", "get_config_copy"),
     ("torch._functorch.config", "get_config_copy"),
+    ("torch.nn.attention.flex_attention", "_validate_device"),
     ("torch.distributed.pipelining.schedules", "_batch_p2p"),
     ("torch.distributed.pipelining.schedules", "_sorted_batch_p2p"),
     ("torch.distributed.pipelining.schedules", "_PipelineSchedule._warmup_p2p"),
@@ -272,6 +275,18 @@ def meshes_stay_real() -> Iterator[None]:
         yield
     finally:
         cls.__init__ = build
+
+
+@contextlib.contextmanager
+def attention_for_any_device() -> Iterator[None]:
+    """Let FlexAttention be traced with gradients on a CPU, which could not run it."""
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    validate = flex._validate_device
+    flex._validate_device = lambda query, key, value: None
+    try:
+        yield
+    finally:
+        flex._validate_device = validate
 
 
 Edge = list[dict[str, Any]]

@@ -56,7 +56,7 @@ class Program(Protocol):
     @property
     def structure(self) -> Sequence[str]: ...
 
-    def prepare(self, fake_mode: Any) -> None: ...
+    def prepare(self, fake_mode: Any, *, alone: bool) -> None: ...
 
     def build(self, fake_mode: Any) -> Any: ...
 
@@ -72,10 +72,10 @@ class Training:
     what: str = "this configuration"
     structure: Sequence[str] = ()
 
-    def prepare(self, fake_mode: Any) -> None:
+    def prepare(self, fake_mode: Any, *, alone: bool) -> None:
         if self.cpu:
             titan.force_sum_reduction(self.config)
-        titan.prepare_for_tracing(self.config, fake_mode)
+        titan.prepare_for_tracing(self.config, fake_mode, alone=alone)
 
     def build(self, fake_mode: Any) -> Any:
         return self.config.build()
@@ -92,9 +92,12 @@ def trace(
     capture: Capture,
     cpu: bool,
     edge: torch_internals.Edge | None = None,
+    meet: tuple[str, int] | None = None,
 ) -> Trace:
     """Run the steps of a Trainer.Config or an Inference on fake tensors as `rank` of `world_size`, in a fresh process.
 
+    The process is alone, in a fake process group; or, with `meet` (address, port), one of `world_size` that trace at
+    the same time in a real one, which proves the fake one.
     `capture` collects the graphs (or, in a replay, loads them); `edge` is what this rank's first pipeline stage
     receives, None for a rank that has the first of all. Raises Unsupported when the configuration cannot be traced, or
     when every step adds graphs.
@@ -102,11 +105,13 @@ def trace(
     started = time.perf_counter()
     torch_internals.probe()
     os.environ.update(NGPU=str(world_size), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    if meet is not None:
+        os.environ.update(MASTER_ADDR=meet[0], MASTER_PORT=str(meet[1]))
     torch_internals.static_shapes()
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     fake = torch_internals.fake_mode()
     program: Program = config if isinstance(config, Inference) else Training(config, cpu)
-    program.prepare(fake)
+    program.prepare(fake, alone=meet is None)
     ops = EagerOps()
     undo = torch_internals.replace_inductor(torch_internals.aot_backend(capture.compiler, current_settings))
     phases: list[str] = []
@@ -121,6 +126,7 @@ def trace(
     try:
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
+            stack.enter_context(torch_internals.attention_for_any_device())
             built = _reasoned(lambda: program.build(fake), program.what)
             stack.enter_context(ops)
             steps = program.steps(built, fake, enter, STEADY)

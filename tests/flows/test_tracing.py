@@ -43,6 +43,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
                 path.write_text(f"inputs 1\n%0 = input\n%1 = {text}\n")
                 entry = {"kind": "forward", "name": "Block", "phase": "first_step", "nodes": 1, "inputs": 1}
                 entry |= {"text": sha256_hex(text.encode()), "env": "e" * 64, "text_file": str(path)}
+                entry["data_dependent"] = text.startswith("routed")
                 entries.append({**entry, "settings": {}, "reason": ""})
             common = {"rank": rank, "phases": ["first_step"], "uncacheable": {}, "eager": {}, "edge": edge}
             return {**common, "graphs": entries, "seconds": 1.0, "peak_bytes": 1, **edges(rank)}
@@ -69,6 +70,13 @@ def test_a_tensor_parallel_coordinate_makes_a_class_each(traced: Any) -> None:
     job, asked = traced(Mesh(dp_shard=2, tp=2), 4, lambda rank: ["block", f"loss{rank % 2}"])
     assert classes(job) == [("0,2", 2), ("1,3", 2)]
     assert sorted(asked) == [0, 1, 3]
+
+
+def test_a_graph_that_depends_on_data_is_named_and_belongs_to_no_class(traced: Any) -> None:
+    job, _ = traced(Mesh(dp_shard=4, ep=4), 4, lambda _: ["dense", "routed"])
+    assert classes(job) == [("0-3", 1)]
+    assert [graph.data_dependent for graph in job.graphs.values()] == [False]
+    assert [graph.data_dependent for graph in job.not_compiled.values()] == [True]
 
 
 def test_every_pipeline_stage_is_a_class_and_is_given_what_the_first_sends(traced: Any) -> None:

@@ -316,6 +316,18 @@ def test_symbolic_shapes_and_strides_count() -> None:
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize(
+    ("kinds", "depends"), [("", False), ("backed", False), ("backed unbacked", False), ("unbacked unbacked", True)]
+)
+def test_a_graph_depends_on_data_when_all_its_symbols_are_unbacked(kinds: str, depends: bool) -> None:
+    sizes = Sizes()
+    build = Build()
+    for number, kind in enumerate(kinds.split()):
+        build.input(sizes.unbacked() if kind == "unbacked" else sizes.backed(f"s{number}"), name=f"size{number}")
+    assert write(build.output(build.input())).data_dependent == depends
+
+
+@pytest.mark.fast
 def test_symbols_of_two_environments_are_refused() -> None:
     build = Build()
     build.input(Sizes().backed("a"), name="a")

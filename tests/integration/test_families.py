@@ -53,6 +53,8 @@ RUNS = {
     "deepseek-v3": ("deepseek_v3_debugmodel", []),
     "gpt-oss": ("gpt_oss_debugmodel", []),
     "muse-glimmer": ("muse_glimmer_debugmodel", []),
+    "simple-fsdp-jit": ("graph_trainer_llama3_debugmodel_jit", []),
+    "simple-fsdp-aot": ("graph_trainer_llama3_debugmodel", []),
 }
 
 

@@ -281,6 +281,14 @@ def test_the_harness_says_what_it_replaces(config: Any) -> None:
     assert not replaced["data loader"].changes_meaning
     settings = titan.replacement_settings(config, list(replaced.values()))
     assert any("flex_to_sdpa" in entry for entry in settings["override.imports"])
+    assert "FlexAttention" not in {entry.what for entry in titan.host_replacements(config, cp=2)}
+
+
+@pytest.mark.parametrize(("settings", "flex"), [({}, True), ({"parallelism.context_parallel_degree": "2"}, False)])
+def test_context_parallel_keeps_its_attention(settings: dict[str, str], flex: bool) -> None:
+    _, arguments, replaced = titan.command_line("llama3", "llama3_debugmodel", settings, cpu=True)
+    assert any(entry.what == "FlexAttention" for entry in replaced) == flex
+    assert any("flex_to_sdpa" in word for word in arguments) == flex
 
 
 def test_a_lint_varies_what_the_key_leaves_out_and_nothing_that_counts(config: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from neffcache.compile.failures import failure, of_text, shortened
-from neffcache.compile.host import torch_internals
+from neffcache.compile.host import constants, torch_internals
 from neffcache.compile.host.identity import identity_in_rank
 from neffcache.compile.toolchain import Compiled, CompileRequest, Product
 from neffcache.errors import CompileFailed, Mismatch
@@ -85,13 +85,20 @@ def compile_payload(payload: Payload, settings: Any, into: Path, compile_key: st
 
     torch_internals.probe()
     into.mkdir(parents=True, exist_ok=True)
+    module, held = constants.lifted(payload.module)
+    if inner := [name for name, _ in (*module.named_parameters(), *module.named_buffers())]:
+        raise failure(
+            "failed",
+            f"{compile_key} has a constant tensor in a sub-graph ({inner[0]}), which no artifact can hold",
+            compile_key=compile_key,
+        )
     # Private to this process and not to this graph: the precompiled header in it costs as much as several kernels.
     private = into.parent / f"inductor-{os.getpid()}"
     with temporary_cache_dir(str(private)), groups_exist(payload.groups), enforced(settings):
         clear_caches()
         with torch_internals.kernels_recorded() as kernels:
             try:
-                artifact = torch_internals.standalone_compile(payload.module, example_inputs(payload.module))
+                artifact = torch_internals.standalone_compile(module, example_inputs(module))
             except Exception as fault:
                 said = shortened(str(fault))
                 if (told := of_text(compile_key, compile_key, said, log=said)) is not None:
@@ -112,6 +119,7 @@ def compile_payload(payload: Payload, settings: Any, into: Path, compile_key: st
         "compile_key": compile_key,
         "binding": payload.binding.to_json(),
         "kernels": sorted(kernels),
+        "constants": [constants.to_json(tensor) for tensor in held],
     }
     (into / "meta.json").write_text(json.dumps(meta, sort_keys=True))
     return meta

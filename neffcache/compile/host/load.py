@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from neffcache.compile.host import build, torch_internals
+from neffcache.compile.host import build, constants, torch_internals
 from neffcache.errors import Mismatch, StoreFault
 from neffcache.graph.payload import Binding
 from neffcache.graph.text import GraphText
@@ -43,6 +43,7 @@ def load_graph(host: Path, compile_key: str, text: GraphText) -> tuple[Callable[
         torch._subclasses.fake_tensor.unset_fake_temporarily(),
         torch_internals.kernels_from(host / build.kernels_path(compile_key), frozenset(meta["kernels"])),
     ):
+        held = [constants.from_json(entry) for entry in meta.get("constants", ())]
         try:
             artifact = torch_internals.load_artifact(os.fspath(host / build.code_path(compile_key)))
         except torch_internals.KernelMissing as missing:
@@ -51,11 +52,13 @@ def load_graph(host: Path, compile_key: str, text: GraphText) -> tuple[Callable[
             raise Mismatch(f"the artifact of {compile_key} was made by another build of torch ({fault})") from None
         except (OSError, ImportError) as fault:
             raise StoreFault(f"the artifact of {compile_key} cannot be loaded: {fault}") from None
-    return caller(artifact, binding), binding
+    return caller(artifact, binding, held), binding
 
 
-def caller(artifact: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], list[Any]]:
-    """A boxed callable with the captured graph's own arguments and results."""
+def caller(
+    artifact: Callable[..., Any], binding: Binding, held: Sequence[torch.Tensor] = ()
+) -> Callable[[list[Any]], list[Any]]:
+    """A boxed callable with the captured graph's own arguments and results; `held` are the graph's constants."""
     inputs, outputs = binding.inputs, binding.outputs
     passed = [what for kind, what in outputs if kind == "input"]
 
@@ -63,7 +66,7 @@ def caller(artifact: Callable[..., Any], binding: Binding) -> Callable[[list[Any
         lean = [given[index] for index in inputs]
         kept = {index: given[index] for index in passed}
         given.clear()
-        results: Sequence[Any] = artifact(*lean)
+        results: Sequence[Any] = artifact(*held, *lean)
         return [results[what] if kind == "lean" else kept[what] if kind == "input" else what for kind, what in outputs]
 
     return run

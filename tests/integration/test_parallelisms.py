@@ -1,0 +1,114 @@
+"""Fake process groups against real ones: ranks that trace together, over gloo, find the graphs that each finds alone.
+
+For parallelisms that this CPU stack can trace and not train: parameters are FakeTensors and no operator of the model
+runs, but meshes, groups and what ranks tell each other outside of the model are real.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neffcache.flows.request import make_request
+from neffcache.flows.resolve import Job, resolve
+from neffcache.flows.tracing import trace_job
+from neffcache.flows.workers import Worker
+from neffcache.store.ranks import has_rank
+from tests.integration.test_families import sets
+
+pytestmark = pytest.mark.integration
+
+CP2 = sets(context_parallel_degree=2, data_parallel_shard_degree=2, tensor_parallel_degree=1)
+EP2 = sets(expert_parallel_degree=2)
+EP4 = sets(expert_parallel_degree=4, tensor_parallel_degree=1)
+
+JOBS = {
+    "cp2-fsdp2": ("llama3_debugmodel", CP2),
+    "ep2": ("qwen3_moe_debug", EP2),
+    "ep4": ("deepseek_v3_debugmodel", EP4),
+    "simple-fsdp-jit": ("graph_trainer_llama3_debugmodel_jit", []),
+    "simple-fsdp-aot": ("graph_trainer_llama3_debugmodel", []),
+}
+
+
+def job_of(name: str, place: Path, *more: str, world_size: int = 4) -> Job:
+    config, options = JOBS[name]
+    words = [word for word in (*options, *more) if word != "--set"]
+    request = make_request(config, sets=words, target="cpu", world_size=world_size, environ=os.environ)
+    return resolve(request, dict(os.environ), place)
+
+
+def document(job: Job, rank: int, place: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "arguments": list(job.trace_arguments),
+        "rank": rank,
+        "world_size": job.world_size,
+        "cpu": True,
+        "into": str(place / f"{rank}"),
+        **more,
+    }
+
+
+def alone(job: Job, place: Path) -> list[dict[str, Any]]:
+    """Every rank in a fake group of its own, one after the other."""
+    found = []
+    for rank in range(job.world_size):
+        with Worker(
+            "neffcache.flows.worker_trace", document(job, rank, place / "alone"), job.base(os.environ), place
+        ) as worker:
+            found.append(worker.result())
+    return found
+
+
+def together(job: Job, place: Path) -> list[dict[str, Any]]:
+    """All ranks in one real group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                Worker(
+                    "neffcache.flows.worker_trace",
+                    document(job, rank, place / "together", meet=["127.0.0.1", port]),
+                    job.base(os.environ),
+                    place,
+                )
+            )
+            for rank in range(job.world_size)
+        ]
+        return [worker.result() for worker in workers]
+
+
+def graphs(trace: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Everything that a compile key is made of, in order of first use, and what has no key."""
+    keys = [(graph["phase"], graph["kind"], graph["text"], graph["env"]) for graph in trace["graphs"]]
+    return [*keys, *(("uncacheable", name) for name in sorted(trace["uncacheable"]))]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", JOBS)
+def test_real_ranks_trace_what_fake_ones_do(name: str, tmp_path: Path) -> None:
+    job = job_of(name, tmp_path)
+    fake, real = alone(job, tmp_path), together(job, tmp_path)
+    for rank in range(job.world_size):
+        assert graphs(real[rank]), f"rank {rank} found no graph"
+        assert graphs(real[rank]) == graphs(fake[rank]), f"rank {rank} has other graphs in a real group"
+    assert_classes(job, fake, tmp_path)
+
+
+def assert_classes(job: Job, traces: list[dict[str, Any]], place: Path) -> None:
+    """The classes that a warm makes of a few traces are those of all ranks traced."""
+    (place / "job").mkdir()
+    found = trace_job(job, dict(os.environ), place / "job", jobs=1, progress=lambda _: None)
+    texts = {key: graph.components.text for key, graph in found.graphs.items()}
+    for rank, trace in enumerate(traces):
+        (mine,) = [entry for entry in found.classes if has_rank(entry.ranks, rank)]
+        assert sorted(texts[key] for keys in mine.graphs.values() for key in keys) == sorted(
+            graph["text"] for graph in trace["graphs"]
+        ), f"rank {rank} is in a class of other graphs"
