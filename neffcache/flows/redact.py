@@ -138,7 +138,7 @@ class Redactor:
         for secret in _secrets(environ):
             made.learn(secret)
         home = environ.get("HOME") or os.path.expanduser("~")
-        made.home = home.rstrip("/") if home.count("/") > 1 or home == "/root" else ""
+        made.home = home.rstrip("/")
         for user in {environ.get("USER", ""), environ.get("LOGNAME", ""), _user()} - {"", "root"}:
             made.words[user] = "<user>"
         for host in {environ.get("HOSTNAME", ""), socket.gethostname(), os.uname().nodename} - {"", "localhost"}:

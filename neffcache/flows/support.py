@@ -39,7 +39,7 @@ LOGS, RUN_DIRECTORIES, RANKS = 10, 5, 8
 
 PACKAGES = (
     *("torch", "torchtitan", "torch-neuronx", "neuronx-cc", "nki", "libneuronxla", "torch-xla", "triton"),
-    *("boto3", "botocore", "click", "cryptography", "dask", "diskcache", "distributed", "filelock", "jinja2"),
+    *("botocore", "click", "cryptography", "dask", "diskcache", "distributed", "filelock", "jinja2"),
     *("msgspec", "numpy", "psutil", "rfc8785", "rich", "s3transfer", "transformers", "urllib3", "wrapt", "xxhash"),
 )
 
