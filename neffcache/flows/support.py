@@ -99,7 +99,7 @@ def write_bundle(
         for name, content in _members(report, environ, include)
     }
     for name, text in members.items():
-        if redactor.leaks(name) or redactor.leaks(text):
+        if redactor.leaks(text):  # the names are all ours
             raise Bug(f"{name} of the bundle still holds a secret of this host", hint="nothing was written; tell us")
     data = archive({name: text.encode(errors="replace") for name, text in members.items()})
     try:

@@ -159,6 +159,18 @@ def test_without_a_store_and_without_a_remote_it_has_the_same_heads(
                                                   ("failures", "included", "runs")}  # fmt: skip
 
 
+def test_a_password_that_is_a_word_of_ours_stops_nothing(
+    neffcache: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, word in {"A_PASSWORD": "doctor", "B_PASSWORD": "remove", "C_PASSWORD": "settings"}.items():
+        monkeypatch.setenv(name, word)
+    done = neffcache("doctor", "--dir", tmp_path / "none", "--bundle", tmp_path / "b.tar.gz")
+    assert done.code == 0, done.err
+    members = opened(tmp_path / "b.tar.gz")
+    assert "settings" not in "".join(members.values())
+
+
 def test_long_texts_are_cut_between_lines(tmp_path: Path) -> None:
     long = tmp_path / "log"
     long.write_text("".join(f"line {number}\n" for number in range(400_000)))
