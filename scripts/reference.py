@@ -59,7 +59,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table; bars inside of cells are escaped."""
     lines = [list(head)]
     lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    cells = (["".join((" ", cell.replace("|", "\\|"))) if cell else "" for cell in line] for line in lines)
+    return "".join("|" + " |".join(line) + " |\n" for line in cells)
 
 
 def plain(text: str) -> str:

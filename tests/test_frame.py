@@ -177,7 +177,7 @@ def test_no_setting_of_the_user_reaches_a_test() -> None:
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("script", ["scripts/setup", "scripts/test", "scripts/quickstart", ".ci/run"])
+@pytest.mark.parametrize("script", ["scripts/setup", "scripts/test", "scripts/quickstart", "scripts/docs", ".ci/run"])
 def test_every_script_can_be_run_and_parses(script: str) -> None:
     path = ROOT / script
     assert os.access(path, os.X_OK), f"{script} is not executable"

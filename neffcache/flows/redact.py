@@ -138,7 +138,7 @@ class Redactor:
         for secret in _secrets(environ):
             made.learn(secret)
         home = environ.get("HOME") or os.path.expanduser("~")
-        made.home = home.rstrip("/") if home.count("/") > 1 or home == "/root" else ""
+        made.home = home.rstrip("/")
         for user in {environ.get("USER", ""), environ.get("LOGNAME", ""), _user()} - {"", "root"}:
             made.words[user] = "<user>"
         for host in {environ.get("HOSTNAME", ""), socket.gethostname(), os.uname().nodename} - {"", "localhost"}:
@@ -149,7 +149,7 @@ class Redactor:
         """Remove this value from now on, as it is and as URLs, JSON and base64 write it."""
         secret = secret.strip()
         for line in {secret, *secret.splitlines()}:
-            if len(line) >= SHORTEST:
+            if len(line) >= SHORTEST and line not in "<removed> <private key> <AWS key id> <account> <email>":
                 data = line.encode(errors="surrogateescape")
                 for form in (line, quote(line, safe="", errors="replace"), quote_plus(line, errors="replace"),
                              json.dumps(line)[1:-1], base64.b64encode(data).decode()):  # fmt: skip

@@ -39,7 +39,7 @@ LOGS, RUN_DIRECTORIES, RANKS = 10, 5, 8
 
 PACKAGES = (
     *("torch", "torchtitan", "torch-neuronx", "neuronx-cc", "nki", "libneuronxla", "torch-xla", "triton"),
-    *("boto3", "botocore", "click", "cryptography", "dask", "diskcache", "distributed", "filelock", "jinja2"),
+    *("botocore", "click", "cryptography", "dask", "diskcache", "distributed", "filelock", "jinja2"),
     *("msgspec", "numpy", "psutil", "rfc8785", "rich", "s3transfer", "transformers", "urllib3", "wrapt", "xxhash"),
 )
 
@@ -99,7 +99,7 @@ def write_bundle(
         for name, content in _members(report, environ, include)
     }
     for name, text in members.items():
-        if redactor.leaks(name) or redactor.leaks(text):
+        if redactor.leaks(text):  # the names are all ours
             raise Bug(f"{name} of the bundle still holds a secret of this host", hint="nothing was written; tell us")
     data = archive({name: text.encode(errors="replace") for name, text in members.items()})
     try:

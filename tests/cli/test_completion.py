@@ -94,9 +94,16 @@ def test_a_store_that_is_broken_or_absent_completes_to_silence(shell: dict[str, 
 
 def test_a_tab_in_an_interactive_bash(shell: dict[str, str], warmed: Manifest) -> None:
     """Through a terminal: readline takes the answer and puts it into the line."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {**shell, "TERM": "dumb", "PS1": "ready> "})
+    terminal, inner = pty.openpty()
+    child = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        env={**shell, "TERM": "dumb", "PS1": "ready> "},
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+    )
+    os.close(inner)
     try:
         typed(terminal, b'eval "$(neffcache completion bash)"; echo done""so\n', rb"doneso")
         typed(terminal, b"neffcache comple\t", rb"neffcache completion ")
@@ -105,7 +112,8 @@ def test_a_tab_in_an_interactive_bash(shell: dict[str, str], warmed: Manifest) -
         os.write(terminal, b"\x15exit\n")
     finally:
         os.close(terminal)
-        os.waitpid(child, 0)
+        child.kill()
+        child.wait()
 
 
 def typed(terminal: int, keys: bytes, wanted: bytes) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import socket
+import subprocess
 import tarfile
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from neffcache.store.index import Failure, Index
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
 from tests.cli.conftest import Answer
+from tests.cli.test_completion import shell as shell
 from tests.cli.test_redact import PEM, SECRETS
 
 Run = Callable[..., Answer]
@@ -156,6 +159,18 @@ def test_without_a_store_and_without_a_remote_it_has_the_same_heads(
                                                   ("failures", "included", "runs")}  # fmt: skip
 
 
+def test_a_password_that_is_a_word_of_ours_stops_nothing(
+    neffcache: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, word in {"A_PASSWORD": "doctor", "B_PASSWORD": "remove", "C_PASSWORD": "settings"}.items():
+        monkeypatch.setenv(name, word)
+    done = neffcache("doctor", "--dir", tmp_path / "none", "--bundle", tmp_path / "b.tar.gz")
+    assert done.code == 0, done.err
+    members = opened(tmp_path / "b.tar.gz")
+    assert "settings" not in "".join(members.values())
+
+
 def test_long_texts_are_cut_between_lines(tmp_path: Path) -> None:
     long = tmp_path / "log"
     long.write_text("".join(f"line {number}\n" for number in range(400_000)))
@@ -188,3 +203,25 @@ def test_what_it_cannot_do_is_a_usage_error(
     assert done.code == 2
     assert done.json["hint"]
     assert (tmp_path / "there").read_text() == "somebody's"
+
+
+PAGES = ("how-to/completion.md", "how-to/support.md", "reference/doctor.md")
+
+
+def shown() -> list[str]:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    blocks = re.findall(r"```sh\n(.*?)```", "".join((docs / page).read_text() for page in PAGES), flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", sorted(set(shown())))
+def test_what_the_pages_show_runs_as_written(
+    line: str, shell: dict[str, str], warmed: Manifest, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=shell, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    if "--bundle" in line:
+        assert "doctor.json" in opened(tmp_path / "support.tar.gz")

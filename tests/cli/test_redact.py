@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from neffcache.flows.redact import REMOVED, Redactor, is_secret_name
@@ -121,6 +121,7 @@ def test_this_machine_s_own_secrets_and_names(tmp_path: Path, monkeypatch: pytes
 word = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=6, max_size=60)
 
 
+@settings(max_examples=50)
 @given(before=st.text(max_size=40), secret=word, after=st.text(max_size=40))
 def test_a_known_value_never_passes(before: str, secret: str, after: str) -> None:
     assume(not any(secret in instead for instead in (REMOVED, "<private key>", "<account>", "<AWS key id>", "<email>")))
@@ -134,6 +135,7 @@ def test_a_known_value_never_passes(before: str, secret: str, after: str) -> Non
         assert not redactor.leaks(shown)
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=300))
 def test_redacting_twice_changes_nothing_that_once_did_not_hide(text: str) -> None:
     redactor = Redactor()
@@ -146,6 +148,7 @@ names = st.sampled_from(["password", "API_TOKEN", "aws_secret_access_key", "clie
 value = st.text(st.characters(categories=["L", "N"]), min_size=8, max_size=40)
 
 
+@settings(max_examples=50)
 @given(name=names, secret=value, form=st.sampled_from(["{}={}", "{}: {}", '"{}": "{}"', "{} = '{}'", "export {}={}"]))
 def test_what_is_assigned_to_a_secret_name_never_passes(name: str, secret: str, form: str) -> None:
     assume(secret.lower() not in name.lower() and secret not in REMOVED)
