@@ -243,9 +243,12 @@ class _Import:
     # What is kept
 
     def _copy(self, batch: list[tuple[_Entry, Verdict]], pool: ThreadPoolExecutor) -> None:
-        self.store.require_space(sum(entry.files[name].size for entry, verdict in batch for name in verdict.keep))
+        needed = 0
         for entry, verdict in batch:
-            self._known(self._part(entry, verdict))  # read before threads ask for it
+            # What the collection has is read here, before threads ask for it.
+            if entry.where.entry not in self._known(self._part(entry, verdict)):
+                needed += sum(entry.files[name].size for name in verdict.keep)
+        self.store.require_space(needed)
         with self.store.batch() as blobs:
             waiting = [pool.submit(self._entry, entry, verdict, blobs) for entry, verdict in batch]
             try:

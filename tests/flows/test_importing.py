@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -446,6 +447,21 @@ def test_a_huge_file_is_not_read(store: LocalStore, source: Path) -> None:
     os.truncate(path, 1 << 43)
     done = imported(source, store)
     assert left(done) == {"huge": 1}
+
+
+def test_a_disk_that_is_too_small_is_said_before_a_byte_is_written_and_nothing_new_needs_none(
+    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str]
+) -> None:
+    free = shutil.disk_usage(store.root)._replace(free=1_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(StoreFault, match="needs"):
+        imported(written(source, torchneuron("a")), store)
+    assert writes == []
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    imported(source, store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert imported(source, store).entries.present == 1
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", ".hidden", "é", "x" * 101])
