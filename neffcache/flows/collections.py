@@ -15,11 +15,11 @@ from typing import Any
 
 from neffcache.compile.neuron.layouts import STORES, Layout, key_of, of_artifact
 from neffcache.errors import Miss, Usage
-from neffcache.flows.warm import next_serial
 from neffcache.key.canonical import canonical_json, digest, xxh3_128_hex
 from neffcache.key.job import Component
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
+from neffcache.store.pointers import next_serial
 from neffcache.store.records import Artifact, Damaged, Manifest, Ref, is_collection, manifest
 
 CHANNEL = layout.COLLECTIONS

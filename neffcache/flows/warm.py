@@ -25,6 +25,7 @@ from neffcache.flows.workers import call, scratch
 from neffcache.key.canonical import digest
 from neffcache.store.local import LocalStore
 from neffcache.store.native import graph_count
+from neffcache.store.pointers import next_serial
 from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, manifest
 from neffcache.store.view import discard, materialise
 
@@ -327,16 +328,6 @@ def _name(store: LocalStore, job: Job, made: Manifest) -> Ref:
         known = None
     ref = Ref(named, job.key.cache_key, made.id, config, next_serial(known, made.id))
     return store.put_ref(CHANNEL, config, name, ref)
-
-
-def next_serial(known: Ref | None, manifest_id: str) -> int:
-    """The serial of a ref that names a manifest from now on: seconds since 1970, and always more than before.
-
-    So machines that never meet still agree on which of their refs is newer, as far as their clocks do.
-    """
-    if known is not None and known.manifest == manifest_id and known.serial:
-        return known.serial
-    return max(int(time.time()), known.serial + 1 if known is not None else 1)
 
 
 def replay(

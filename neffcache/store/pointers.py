@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from neffcache.errors import Bug, StoreFault
 from neffcache.store import layout
 from neffcache.store.documents import Documents
@@ -98,3 +100,13 @@ class Pointers:
                 hint="put the manifest first",
                 details={"manifest": manifest_id},
             )
+
+
+def next_serial(known: Ref | None, manifest_id: str) -> int:
+    """The serial of a ref that names a manifest from now on: seconds since 1970, and always more than before.
+
+    So machines that never meet still agree on which of their refs is newer, as far as their clocks do.
+    """
+    if known is not None and known.manifest == manifest_id and known.serial:
+        return known.serial
+    return max(int(time.time()), known.serial + 1 if known is not None else 1)

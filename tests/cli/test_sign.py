@@ -12,10 +12,10 @@ import pytest
 
 from neffcache.errors import Mismatch
 from neffcache.flows.trust import Trust, check_manifest, graph_digest, sign, trust_of
-from neffcache.flows.warm import next_serial
 from neffcache.key.canonical import digest, xxh3_128_hex
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
+from neffcache.store.pointers import next_serial
 from neffcache.store.records import Artifact, GraphRecord, Manifest, Ref, Signatures, encode
 from neffcache.store.signing import PublicKey, make_key, private_key
 from tests.cli.conftest import BY_REF, CONFIG, VERSIONS, Answer, job_of, put_graph, put_job, request_of

@@ -17,7 +17,7 @@ from neffcache.flows.check import check_job, check_ref
 from neffcache.flows.exporting import export_directory
 from neffcache.flows.importing import Imported, fault_of, import_cache
 from neffcache.flows.origins import Directory
-from neffcache.flows.warm import CHANNEL
+from neffcache.flows.request import CHANNEL
 from neffcache.key.canonical import digest
 from neffcache.store.blobs import Batch
 from neffcache.store.local import LocalStore
