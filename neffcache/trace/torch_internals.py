@@ -13,6 +13,7 @@ What is touched, and why a public way does not serve:
   is nearly always off.
 - `torch.nn.attention.flex_attention._validate_device`: refuses gradients on a CPU; a trace runs nothing, and stands for
   a device that has them. (A CPU that is to run such a graph still refuses it when it compiles.)
+- `torch.fx.GraphModule.__deepcopy__`: fails for a real constant tensor under an ambient FakeTensorMode.
 - `torch.distributed.pipelining`: a fake process group carries nothing, so the shapes that stages tell each other before
   the first step are given by `stages_alone`, and sending and receiving activations does nothing.
 - `torch.distributed.device_mesh.DeviceMesh.__init__`: it reads the values of its own rank map, which an ambient
@@ -48,7 +49,11 @@ TOUCHED = (
     ("torch._guards", "CompileContext"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
     ("torch._subclasses.fake_tensor", "unset_fake_temporarily"),
+<<<<<<< HEAD
     ("torch.distributed.device_mesh", "DeviceMesh.__init__"),
+=======
+    ("torch.fx", "GraphModule.__deepcopy__"),
+>>>>>>> e05d4b016c797d4ee0f38c6a390db24f252a76fe
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
     ("torch._dynamo.symbolic_convert", "get_funcname"),
     ("torch._dynamo.output_graph", "trace_call_log"),
@@ -287,6 +292,28 @@ def attention_for_any_device() -> Iterator[None]:
         yield
     finally:
         flex._validate_device = validate
+
+
+@contextlib.contextmanager
+def graphs_copied_with_their_constants() -> Iterator[None]:
+    """Under an ambient FakeTensorMode, copy the constant tensors of a graph as what they are.
+
+    AOTAutograd copies a backward graph before it compiles it, which is when the first backward pass runs.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    module: Any = torch.fx.GraphModule
+    copy = module.__deepcopy__
+
+    def deepcopy(self: Any, memo: Any) -> Any:
+        with unset_fake_temporarily():
+            return copy(self, memo)
+
+    module.__deepcopy__ = deepcopy
+    try:
+        yield
+    finally:
+        module.__deepcopy__ = copy
 
 
 Edge = list[dict[str, Any]]

@@ -127,6 +127,7 @@ def trace(
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
             stack.enter_context(torch_internals.attention_for_any_device())
+            stack.enter_context(torch_internals.graphs_copied_with_their_constants())
             built = _reasoned(lambda: program.build(fake), program.what)
             stack.enter_context(ops)
             steps = program.steps(built, fake, enter, STEADY)
