@@ -145,13 +145,13 @@ def test_what_is_served_computes_what_the_module_computes(store: Path, tmp_path:
 
 
 @pytest.mark.soak
-def test_a_callable_is_warmed_by_its_compiler_s_own_cache_too(tmp_path: Path) -> None:
+def test_an_own_cache_of_a_compiler_that_does_not_hold_a_callable_is_refused_by_its_replay(tmp_path: Path) -> None:
+    """Inductor's key of a module of DTensors is another one in each process (seen on torch 2.14.1)."""
     root = tmp_path / "store"
     warm = there("warm", "blocks_tp2", "--native", store=root)
-    assert warm.code == 0, warm.stderr
-    answer = there("run", "blocks_tp2", "--native", store=root)
-    assert answer.code == 0, answer.stderr
-    assert [rank["compiles"] for rank in answer.document["ranks"]] == [0, 0]
+    assert warm.code == 8, warm.stderr
+    assert "a fresh process group compiled again what had just been kept" in warm.stderr + str(warm.document)
+    assert there("run", "blocks_tp2", "--native", store=root).code == 3
 
 
 @pytest.mark.soak
