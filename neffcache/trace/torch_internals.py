@@ -49,11 +49,8 @@ TOUCHED = (
     ("torch._guards", "CompileContext"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
     ("torch._subclasses.fake_tensor", "unset_fake_temporarily"),
-<<<<<<< HEAD
     ("torch.distributed.device_mesh", "DeviceMesh.__init__"),
-=======
     ("torch.fx", "GraphModule.__deepcopy__"),
->>>>>>> e05d4b016c797d4ee0f38c6a390db24f252a76fe
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
     ("torch._dynamo.symbolic_convert", "get_funcname"),
     ("torch._dynamo.output_graph", "trace_call_log"),
