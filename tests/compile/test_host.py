@@ -275,8 +275,12 @@ def test_the_identity_counts_what_changes_code(monkeypatch: pytest.MonkeyPatch) 
     assert here.value["threads"] == 1
     assert identity.identity({"OMP_NUM_THREADS": "2"}, 4).id != here.id
     assert set(here.value["compiler"]["programs"]) >= {"cc1plus", "as"}
-    monkeypatch.setattr(identity, "instruction_set", lambda: ["sse4_2"])
-    assert identity.identity({}, 4).id != here.id
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "instruction_set", lambda: ["sse4_2"])
+        assert identity.identity({}, 4).id != here.id
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "ARTIFACT", identity.ARTIFACT + 1)
+        assert identity.identity({}, 4).id != here.id
 
 
 def test_the_rank_s_identity_is_the_launcher_s_without_asking_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

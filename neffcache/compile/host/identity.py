@@ -26,6 +26,9 @@ from neffcache.key.canonical import digest, sha256_hex
 
 NAME = "host"
 
+ARTIFACT = 2
+"""Form of what `build` writes and `load` reads. An artifact of another form would be a hit that no rank can run."""
+
 INSTRUCTION_SETS = frozenset(
     [
         "sse4_1",
@@ -143,6 +146,7 @@ def _identity(compiled_by: Mapping[str, Any], threads: int, *, native: bool = Fa
 
     value = {
         "name": NAME,
+        "artifact": ARTIFACT,
         "torch": {
             "version": torch.__version__,
             # A build without its commit still counts by version and sources.
