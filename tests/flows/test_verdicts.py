@@ -11,9 +11,9 @@ import pytest
 
 from neffcache.errors import StoreFault, Usage
 from neffcache.flows import verdicts
-from neffcache.flows.probe import kind_of
+from neffcache.flows.probe import _fixed_world, kind_of
 from neffcache.flows.verdicts import Sweep, Verdict, here, known, load, merged, save
-from neffcache.trace.registries import Registered
+from neffcache.trace.registries import Registered, installed_version, registered
 
 pytestmark = pytest.mark.fast
 
@@ -101,3 +101,30 @@ def test_the_json_of_a_verdict_has_the_fields_of_the_contract() -> None:
 )
 def test_a_reason_has_a_kind(refused: dict[str, Any], kind: str) -> None:
     assert kind_of(refused) == kind
+
+
+def test_a_mesh_that_fits_one_world_is_probed_in_that_one() -> None:
+    fixed = {"pp": 2, "dp_replicate": 1, "dp_shard": 3, "cp": 1, "tp": 4, "ep": 1}
+    assert _fixed_world({"mesh": fixed, "refused": {}}) == 24
+    assert _fixed_world({"mesh": fixed}) is None, "it was traced as it was"
+    assert _fixed_world({"mesh": {**fixed, "dp_shard": -1}, "refused": {}}) is None, "the rest is any number of ranks"
+    assert _fixed_world({"refused": {}}) is None, "nothing is known of it"
+
+
+SHIPPED = verdicts.folder() / f"{installed_version()}.json"
+
+
+@pytest.mark.skipif(not installed_version(), reason="TorchTitan is not installed")
+def test_what_is_shipped_is_of_the_installed_torchtitan_and_gives_reasons() -> None:
+    found = {(entry.module, entry.config): entry for entry in load(SHIPPED).configs}
+    there = {(entry.module, entry.function) for entry in registered()}
+    assert set(found) <= there
+    assert len(found) >= 0.9 * len(there), "those that lack are unknown until somebody sweeps again"
+    assert {entry.verdict for entry in found.values()} <= {"traces", "compiles", "trains", "unsupported"}
+    assert sum(entry.verdict != "unsupported" for entry in found.values()) >= 39
+    for entry in found.values():
+        if entry.verdict == "unsupported":
+            assert entry.kind, entry.config
+            assert len(entry.reason) > 20, f"{entry.config} has no reason that somebody could act on"
+        else:
+            assert entry.graphs_digest, entry.config
