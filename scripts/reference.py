@@ -213,7 +213,7 @@ def _texts_after(path: Path) -> dict[str, str]:
     found = {}
     for node, after in itertools.pairwise(body):
         if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[ast.unparse(node.targets[0])] = str(after.value.value)
+            found[_text(node.targets[0])] = str(after.value.value)
     return found
 
 
@@ -223,9 +223,9 @@ def warmer_fields() -> str:
     tree = ast.parse(Path(warmers.__file__).read_text()).body
     for kind, where in ((warmers._Family, "top"), (warmers._RunEntry, "`[[run]]`")):
         body = next(node for node in tree if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
-        annotations = {ast.unparse(node.target): node.annotation for node in body if isinstance(node, ast.AnnAssign)}
+        annotations = {_text(node.target): node.annotation for node in body if isinstance(node, ast.AnnAssign)}
         for item in msgspec.structs.fields(kind):
-            told = ast.unparse(annotations[item.name])
+            told = _text(annotations[item.name])
             default = item.default if item.default is not msgspec.NODEFAULT else None
             shown = "required" if item.required else "" if default in (None, "") else f"`{default!r}`"
             rows.append((where, f"`{item.name}`", f"`{told.replace('_RunEntry', '[[run]]')}`", shown))
@@ -255,8 +255,8 @@ def _documented(node: ast.FunctionDef | ast.ClassDef, level: str) -> Iterator[st
         yield plain(ast.get_docstring(node) or "") + "\n"
         return
     yield plain(ast.get_docstring(node) or "") + "\n"
-    fields = [f"{ast.unparse(item.target)}: {ast.unparse(item.annotation)}" for item in node.body
-              if isinstance(item, ast.AnnAssign) and not ast.unparse(item.target).startswith("_")]  # fmt: skip
+    fields = [f"{_text(item.target)}: {_text(item.annotation)}" for item in node.body
+              if isinstance(item, ast.AnnAssign) and not _text(item.target).startswith("_")]  # fmt: skip
     if fields:
         yield "```python\n" + "\n".join(fields) + "\n```\n"
     for item in node.body:
@@ -265,11 +265,17 @@ def _documented(node: ast.FunctionDef | ast.ClassDef, level: str) -> Iterator[st
             yield plain(ast.get_docstring(item) or "") + "\n"
 
 
+def _text(node: ast.AST) -> str:
+    """The source of a node, in the quotes of this project: versions of Python differ in those that they choose."""
+    text = ast.unparse(node)
+    return text if '"' in text else text.replace("'", '"')
+
+
 def _signature(node: ast.FunctionDef) -> str:
     """One line, or one parameter a line when that is longer than 100 characters."""
-    marks = "".join(f"@{ast.unparse(mark)}\n" for mark in node.decorator_list)
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    line = f"def {node.name}({ast.unparse(node.args)}){returns}"
+    marks = "".join(f"@{_text(mark)}\n" for mark in node.decorator_list)
+    returns = f" -> {_text(node.returns)}" if node.returns else ""
+    line = f"def {node.name}({_text(node.args)}){returns}"
     if len(line) > 100:
         line = f"def {node.name}(\n    " + ",\n    ".join(_parts(node.args)) + f",\n){returns}"
     return marks + line
@@ -281,19 +287,19 @@ def _parts(arguments: ast.arguments) -> list[str]:
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
     found = [_parameter(one, default) for one, default in zip(positional, defaults, strict=True)]
     if arguments.vararg is not None:
-        found.append(f"*{ast.unparse(arguments.vararg)}")
+        found.append(f"*{_text(arguments.vararg)}")
     elif arguments.kwonlyargs:
         found.append("*")
     found += [
         _parameter(one, default) for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     if arguments.kwarg is not None:
-        found.append(f"**{ast.unparse(arguments.kwarg)}")
+        found.append(f"**{_text(arguments.kwarg)}")
     return found
 
 
 def _parameter(one: ast.arg, default: ast.expr | None) -> str:
-    return ast.unparse(one) + (f" = {ast.unparse(default)}" if default is not None else "")
+    return _text(one) + (f" = {_text(default)}" if default is not None else "")
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
