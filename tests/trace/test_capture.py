@@ -48,7 +48,8 @@ def module_of_ours(place: Path, name: str, text: str) -> Any:
 WAYS = {
     "custom_op": """
 import torch
-@torch.library.custom_op("NAME::run", mutates_args=())
+from torch.library import custom_op
+@custom_op("NAME::run", mutates_args=())
 def run(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 @run.register_fake
@@ -56,17 +57,18 @@ def _(x):
     return torch.empty_like(x)
 """,
     "library": """
-import torch
-library = torch.library.Library("NAME", "DEF")
+from torch.library import Library, impl
+library = Library("NAME", "DEF")
 library.define("run(Tensor x) -> Tensor")
-@torch.library.impl(library, "run", "CompositeExplicitAutograd")
+@impl(library, "run", "CompositeExplicitAutograd")
 def run(x):
     return x / 2
 """,
     "define": """
 import torch
-torch.library.define("NAME::run", "(Tensor x) -> Tensor")
-@torch.library.register_fake("NAME::run")
+from torch.library import define, register_fake
+define("NAME::run", "(Tensor x) -> Tensor")
+@register_fake("NAME::run")
 def _(x):
     return torch.empty_like(x)
 """,
