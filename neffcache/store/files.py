@@ -32,6 +32,10 @@ BACKDATED_NS = 2_000_000_000
 PASSING = frozenset({errno.ESTALE, errno.EBUSY})
 RETRY_DELAYS = (0.01, 0.05, 0.2, 0.5)  # seconds
 
+# Of renameat2, which `os` does not have.
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+
 # File systems without hard links (some FUSE and SMB mounts) answer one of these.
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
@@ -207,6 +211,39 @@ def _write_all(descriptor: int, chunk: Bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def rename_new(directory: Path, name: Path) -> None:
+    """Give a directory a name that nothing has. Raises FileExistsError when something has it, OSError.
+
+    A plain rename would put it in the place of an empty directory, under the feet of whoever has just made that one.
+    Where the C library or the file system knows no other, it still may: `_named` then tries again.
+    """
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        if rename(AT_FDCWD, os.fsencode(directory), AT_FDCWD, os.fsencode(name), RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise OSError(code, os.strerror(code), os.fspath(name))
+    os.rename(directory, name)
+
+
+def _named(give: Callable[[Path, Path], None], temporary: Path, final: Path) -> None:
+    """`give(temporary, final)`, again where the directory of `final` is replaced at that moment (see `rename_new`).
+
+    A name that is just being given in a directory which is gone is answered with ENOENT.
+    """
+    for delay in RETRY_DELAYS:
+        try:
+            return retrying(lambda: give(temporary, final))
+        except FileNotFoundError:
+            if not os.path.lexists(temporary):
+                raise
+        time.sleep(delay)
+    return retrying(lambda: give(temporary, final))
+
+
 def publish(temporary: Path, final: Path) -> bool:
     """Give a complete file its own name unless it is taken.
 
@@ -215,7 +252,7 @@ def publish(temporary: Path, final: Path) -> bool:
     """
     with storage("writing", final):
         try:
-            retrying(lambda: os.link(temporary, final))
+            _named(os.link, temporary, final)
         except FileExistsError:
             # A lost NFS reply is repeated by the client: the name may be taken by ourselves.
             if not os.path.samestat(os.lstat(temporary), os.lstat(final)):
@@ -226,7 +263,7 @@ def publish(temporary: Path, final: Path) -> bool:
             # Without links two writers may both get here; the later rename wins, and both files are whole.
             if os.path.lexists(final):
                 return False
-            retrying(lambda: os.rename(temporary, final))
+            _named(os.rename, temporary, final)
     remove(temporary)
     return True
 
@@ -235,7 +272,7 @@ def replace(temporary: Path, final: Path) -> None:
     """Give a complete file a name that others may have; readers see the old or the new one. Raises StoreFault."""
     try:
         with storage("writing", final):
-            retrying(lambda: os.replace(temporary, final))
+            _named(os.replace, temporary, final)
     except BaseException:
         remove(temporary)
         raise

@@ -17,7 +17,7 @@ from filelock import Timeout, UnixFileLock
 
 from neffcache.errors import StoreFault
 from neffcache.store import layout
-from neffcache.store.files import Identity, flush_directory, remove, retrying, storage, storage_fault
+from neffcache.store.files import Identity, flush_directory, remove, rename_new, retrying, storage, storage_fault
 
 log = logging.getLogger("neffcache.store")
 
@@ -82,7 +82,7 @@ class Root:
             retrying(lambda: os.mkdir(new, 0o700))
             try:
                 os.chmod(new, self.directory_mode)
-                retrying(lambda: os.rename(new, path))
+                retrying(lambda: rename_new(new, path))
             except OSError:
                 with suppress(OSError):
                     os.rmdir(new)

@@ -350,3 +350,62 @@ def test_no_store_module_can_unpickle(monkeypatch, store: LocalStore) -> None:
         with pytest.raises(Damaged):
             store.get(f"{name}.json")
     assert Blobs(store.base).read(store.put_blob(planted)) == planted
+
+
+def test_a_directory_that_another_writer_s_replaces_at_that_moment_costs_a_retry(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, asked = os.link, list[Path]()
+
+    def racing(source: Path, target: Path) -> None:
+        asked.append(target)
+        if len(asked) == 1:
+            raise FileNotFoundError(errno.ENOENT, "the directory that was looked up is gone")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", racing)
+    sha256 = store.put_blob(b"data")
+    assert store.read_blob(sha256) == b"data"
+    assert len(asked) == 2
+
+
+def test_a_temporary_file_that_is_gone_is_an_error_at_once(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link, asked = os.link, list[Path]()
+
+    def counted(source: Path, target: Path) -> None:
+        asked.append(target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", counted)
+    with pytest.raises(StoreFault):
+        files.publish(tmp_path / "gone", tmp_path / "name")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_a_directory_never_takes_the_place_of_a_full_one(
+    modern: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not modern:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        files.rename_new(tmp_path / "new", tmp_path / "taken")
+    assert (tmp_path / "taken" / "inside").is_dir()
+    files.rename_new(tmp_path / "new", tmp_path / "free")
+    assert (tmp_path / "free").is_dir()
+
+
+def test_a_directory_does_not_take_the_place_of_an_empty_one_either(tmp_path: Path) -> None:
+    for name in ("taken", "new"):
+        (tmp_path / name).mkdir()
+    before = os.stat(tmp_path / "taken").st_ino
+    try:
+        files.rename_new(tmp_path / "new", tmp_path / "taken")
+    except FileExistsError:
+        assert os.stat(tmp_path / "taken").st_ino == before
+    else:
+        pytest.skip("this system has no renameat2 with RENAME_NOREPLACE")
