@@ -181,13 +181,26 @@ def _watched(command: Sequence[str], work: Path, log: Path, request: CompileRequ
 @contextmanager
 def _ends(pid: int) -> Iterator[Callable[[float], bool]]:
     """A function that waits at most so many seconds for a child to end, and says whether it has; it reaps nothing."""
-    descriptor = os.pidfd_open(pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # a sandbox or a kernel before 5.3
+        yield lambda seconds: _has_ended(pid, seconds)
+        return
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         yield lambda seconds: bool(poll.poll(seconds * 1000))
     finally:
         os.close(descriptor)
+
+
+def _has_ended(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _resident(pid: int) -> int:
