@@ -48,7 +48,8 @@ def command(
     Exit codes: 0 everything is there; 3 the store has nothing for CONFIG; 4 the remote failed; 7 something is damaged.
     """
     from neffcache.errors import Miss
-    from neffcache.flows.push import of_all, of_channel, of_collection, of_request, push
+    from neffcache.flows.push import push
+    from neffcache.flows.pushable import of_all, of_channel, of_collection, of_request
     from neffcache.flows.remote import accounts
 
     chosen = settings()

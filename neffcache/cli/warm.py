@@ -160,7 +160,8 @@ class Sending:
     def send(self, name: str, cache_key: str) -> tuple[dict[str, Any], NeffcacheError | None]:
         """The document of one push, and what kept it from being whole."""
         from neffcache.errors import NeffcacheError
-        from neffcache.flows.push import of_key, push
+        from neffcache.flows.push import push
+        from neffcache.flows.pushable import of_key
         from neffcache.flows.remote import accounts
 
         fault = self._refused

@@ -58,8 +58,7 @@ class Rank:
         self.on_miss = environ.get(variables.ON_MISS, "fail")
         # Before any program code: what a program changes later is in each graph's own settings.
         self.identity = identity_in_rank(manifest.components["toolchain"]["value"], environ)
-        workload = manifest.components.get("workload", {}).get("value", {})
-        self.report.kind = workload.get("kind", TORCHTITAN)
+        self.report.kind = manifest.components["workload"]["value"].get("kind", TORCHTITAN)
         self._first_optimizer: int | None = None
         for number, ranks in enumerate(manifest.rank_classes):
             if has_rank(ranks.ranks, self.report.rank):

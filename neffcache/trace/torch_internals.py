@@ -256,13 +256,23 @@ def eager_collectives_stay_asynchronous() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value of an attribute, for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
 def meshes_stay_real() -> Iterator[None]:
     """Under an ambient FakeTensorMode, let a DeviceMesh know its ranks: they are values, not shapes."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
 
-    cls: Any = DeviceMesh
-    build = cls.__init__
+    build: Any = DeviceMesh.__init__
 
     def __init__(self: Any, *args: Any, **given: Any) -> None:
         with unset_fake_temporarily():
@@ -272,23 +282,16 @@ def meshes_stay_real() -> Iterator[None]:
                 given["_rank_map"] = torch.arange(ranks.numel(), dtype=ranks.dtype)
             build(self, *args, **given)
 
-    cls.__init__ = __init__
-    try:
+    with _replaced(DeviceMesh, "__init__", __init__):
         yield
-    finally:
-        cls.__init__ = build
 
 
 @contextlib.contextmanager
 def attention_for_any_device() -> Iterator[None]:
     """Let FlexAttention be traced with gradients on a CPU, which could not run it."""
-    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    validate = flex._validate_device
-    flex._validate_device = lambda query, key, value: None
-    try:
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    with _replaced(flex, "_validate_device", lambda query, key, value: None):
         yield
-    finally:
-        flex._validate_device = validate
 
 
 @contextlib.contextmanager
@@ -299,18 +302,14 @@ def graphs_copied_with_their_constants() -> Iterator[None]:
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    module: Any = torch.fx.GraphModule
-    copy = module.__deepcopy__
+    copy: Any = torch.fx.GraphModule.__deepcopy__
 
     def deepcopy(self: Any, memo: Any) -> Any:
         with unset_fake_temporarily():
             return copy(self, memo)
 
-    module.__deepcopy__ = deepcopy
-    try:
+    with _replaced(torch.fx.GraphModule, "__deepcopy__", deepcopy):
         yield
-    finally:
-        module.__deepcopy__ = copy
 
 
 Edge = list[dict[str, Any]]

@@ -156,7 +156,13 @@ def test_a_rank_whose_view_lacks_a_graph_ends_before_a_compiler_starts(
     tmp_path: Path, toolchain: dict[str, Any], policy: str
 ) -> None:
     """One process with the variables that `run` sets and an empty view; the program is a toy, the doors are real."""
-    parts = {"toolchain": toolchain, "target": {"target": "cpu"}, "lnc": {"lnc": 1, "world_size": 1}, "options": {}}
+    parts: dict[str, dict[str, Any]] = {
+        "workload": {},
+        "toolchain": toolchain,
+        "target": {"target": "cpu"},
+        "lnc": {"lnc": 1, "world_size": 1},
+        "options": {},
+    }
     made = manifest(
         cache_key="0" * 32,
         components={name: {"sha256": digest(value), "value": value} for name, value in parts.items()},

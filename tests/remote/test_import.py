@@ -12,7 +12,8 @@ from neffcache.flows import collections
 from neffcache.flows.importing import Imported, import_cache
 from neffcache.flows.origins import Bucket, Directory
 from neffcache.flows.pull import in_channel, pull
-from neffcache.flows.push import of_collection, push
+from neffcache.flows.push import push
+from neffcache.flows.pushable import of_collection
 from neffcache.remote import errors
 from neffcache.remote.client import Access, Client, Item
 from neffcache.remote.tier import RemoteStore

@@ -12,7 +12,8 @@ from neffcache.errors import Mismatch
 from neffcache.flows import init as flow
 from neffcache.flows.fetching import Wanted, pull_wanted
 from neffcache.flows.pull import Target, pull
-from neffcache.flows.push import of_channel, of_request, push
+from neffcache.flows.push import push
+from neffcache.flows.pushable import of_channel, of_request
 from neffcache.flows.remote import RemoteOptions, RemoteSettings
 from neffcache.flows.sources import Remote
 from neffcache.flows.trust import Trust, sign

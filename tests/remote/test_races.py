@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from neffcache.flows.pull import Target, everything, pull
-from neffcache.flows.push import of_all, push
+from neffcache.flows.push import push
+from neffcache.flows.pushable import of_all
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
 from neffcache.remote import pointers
 from neffcache.remote.client import Access

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from neffcache.flows.pull import Target, pull
-from neffcache.flows.push import NOT_CONDITIONAL, of_all, push
+from neffcache.flows.push import NOT_CONDITIONAL, push
+from neffcache.flows.pushable import of_all
 from neffcache.remote import errors
 from neffcache.remote.client import Access
 from neffcache.remote.rights import rights

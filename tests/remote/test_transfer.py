@@ -9,7 +9,8 @@ import pytest
 
 from neffcache.errors import StoreFault, Usage
 from neffcache.flows.pull import Target, by_key, by_ref, everything, in_channel, pull
-from neffcache.flows.push import of_all, of_channel, of_key, push
+from neffcache.flows.push import push
+from neffcache.flows.pushable import of_all, of_channel, of_key
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
 from neffcache.remote import errors, send
 from neffcache.remote.tier import RemoteStore

@@ -43,7 +43,7 @@ def load_graph(host: Path, compile_key: str, text: GraphText) -> tuple[Callable[
         torch._subclasses.fake_tensor.unset_fake_temporarily(),
         torch_internals.kernels_from(host / build.kernels_path(compile_key), frozenset(meta["kernels"])),
     ):
-        held = [constants.from_json(entry) for entry in meta.get("constants", ())]
+        held = [constants.from_json(entry) for entry in meta["constants"]]
         try:
             artifact = torch_internals.load_artifact(os.fspath(host / build.code_path(compile_key)))
         except torch_internals.KernelMissing as missing:
