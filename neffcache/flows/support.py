@@ -25,6 +25,7 @@ from neffcache.flows.listing import manifest_rows, ref_rows
 from neffcache.flows.redact import REMOVED, SET, Redactor, is_secret_name
 from neffcache.flows.settings import FILE
 from neffcache.key.environment import PREFIXES
+from neffcache.store.files import remove
 from neffcache.store.index import Index
 from neffcache.store.local import LocalStore
 
@@ -40,7 +41,7 @@ LOGS, RUN_DIRECTORIES, RANKS = 10, 5, 8
 PACKAGES = (
     *("torch", "torchtitan", "torch-neuronx", "neuronx-cc", "nki", "libneuronxla", "torch-xla", "triton"),
     *("botocore", "click", "cryptography", "dask", "diskcache", "distributed", "filelock", "jinja2"),
-    *("msgspec", "numpy", "psutil", "rfc8785", "rich", "s3transfer", "transformers", "urllib3", "wrapt", "xxhash"),
+    *("msgspec", "numpy", "psutil", "rfc8785", "rich", "transformers", "urllib3", "wrapt", "xxhash"),
 )
 
 SHOWN_PREFIXES = (*PREFIXES, "NEFFCACHE_", "TORCHINDUCTOR_", "TORCHDYNAMO_")
@@ -106,6 +107,8 @@ def write_bundle(
         with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
     except OSError as fault:
+        if not isinstance(fault, FileExistsError):
+            remove(target)  # half of it
         raise Usage(f"{target} cannot be written: {fault.strerror}", hint="name another file") from None
     return {"file": str(target), "bytes": len(data), "members": sorted(members)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -203,6 +204,21 @@ def test_what_it_cannot_do_is_a_usage_error(
     assert done.code == 2
     assert done.json["hint"]
     assert (tmp_path / "there").read_text() == "somebody's"
+
+
+def test_a_full_disk_leaves_no_half_of_a_bundle(
+    neffcache: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.FileIO):
+        def write(self, data: object) -> int:
+            super().write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(support, "open", Full, raising=False)
+    done = neffcache("doctor", "--dir", tmp_path / "store", "--bundle", tmp_path / "b.tar.gz", "--json")
+    assert done.code == 2
+    assert "No space left" in done.json["message"]
+    assert not (tmp_path / "b.tar.gz").exists()
 
 
 PAGES = ("how-to/completion.md", "how-to/support.md", "reference/doctor.md")
