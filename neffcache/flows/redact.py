@@ -159,12 +159,12 @@ class Redactor:
         """The text without what must not leave."""
         for form in sorted(self.known, key=len, reverse=True):
             text = text.replace(form, self.known[form])
+        if self.home:  # before what is in its name looks drawn by chance
+            text = re.sub(rf"(?<![\w.-]){re.escape(self.home)}(?![\w.-])", "~", text)
         for _, pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
         text = _unassigned(_unassigned(text, _NAME), _OPTION)
         text = _OPAQUE.sub(lambda match: REMOVED if _opaque(match[0]) else match[0], text)
-        if self.home:
-            text = re.sub(rf"(?<![\w.-]){re.escape(self.home)}(?![\w.-])", "~", text)
         for word in sorted(self.words, key=len, reverse=True):
             if len(word) > 1:
                 text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", self.words[word], text)

@@ -102,6 +102,11 @@ def test_fields_of_json_go_by_name_and_ours_stay() -> None:
     }  # fmt: skip
 
 
+def test_a_home_directory_with_a_random_name_is_still_the_home_directory() -> None:
+    redactor = Redactor.of_host({"HOME": "/scratch/tmp.POMCj7SV6v/Qz81bK2xR9/home"})
+    assert redactor.text("PATH=/scratch/tmp.POMCj7SV6v/Qz81bK2xR9/home/bin:/usr/bin") == "PATH=~/bin:/usr/bin"
+
+
 def test_this_machine_s_own_secrets_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "trainer-17.cluster.local")
     (tmp_path / ".aws").mkdir()
