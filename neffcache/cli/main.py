@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from neffcache import __version__
-from neffcache.errors import Bug, NeffcacheError
+from neffcache.errors import Bug, CompileFailed, NeffcacheError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -130,7 +130,7 @@ def _say(fault: NeffcacheError, as_json: bool) -> None:
     click.echo(f"error: {fault.message}", err=True)
     if fault.hint:
         click.echo(f"hint: {fault.hint}", err=True)
-    if isinstance(fault, Bug) and fault.details.get("log"):
+    if isinstance(fault, Bug | CompileFailed) and fault.details.get("log") and not fault.details.get("log_file"):
         click.echo(str(fault.details["log"])[-3000:], err=True)
 
 

@@ -411,7 +411,7 @@ def _with_log(fault: NeffcacheError, log: Path) -> NeffcacheError:
     why = fault.message if refused is None else f"its compiler refused a graph with {refused[1]}"
     return CompileFailed(
         f"the job that should be warmed does not run: {why}",
-        hint="its own output is in the details (--json); it must train here before its cache can be kept",
+        hint="it must train here before its cache can be kept; its own last words:",
         details={**fault.details, "log": said[-20000:], **({} if refused is None else {"code": refused[1]})},
     )
 
