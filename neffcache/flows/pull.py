@@ -279,6 +279,7 @@ class _Pull:
     def _record(self) -> None:
         """Records whose blobs are here, then manifests whose records are; a complete one only with all of them."""
         good: list[GraphRecord] = []
+        usable: dict[str, bool] = {}
         for key, record in self.contents.records.items():
             lacking = self._lacking([record.text, *(item.sha256 for item in record.artifacts)])
             if lacking:
@@ -291,7 +292,10 @@ class _Pull:
             self.tally.sent()
         for found in self.contents.manifests.values():
             gone = self._lacking([item.sha256 for item in found.artifacts])
-            gone += [layout.graph_name(key) for key in found.compile_keys() if not self._usable(key)]
+            for key in found.compile_keys():
+                if key not in usable:
+                    usable[key] = self._usable(key)
+            gone += [layout.graph_name(key) for key in found.compile_keys() if not usable[key]]
             if gone and found.complete:
                 fault = errors.incomplete(self.remote.where, f"manifest {found.id[:12]}", gone)
                 self.tally.fail(layout.manifest_name(found.id), self.tally.failures.get(gone[0], fault))

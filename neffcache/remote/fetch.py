@@ -1,4 +1,7 @@
-"""Blobs from a remote into a local store: in parallel, streaming, checked while the bytes pass, flushed by batches."""
+"""Blobs from a remote into a local store: in parallel, streaming, checked while the bytes pass.
+
+They are not flushed: the remote has them. What a power cut spoils is found by its size or digest, and fetched again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged
 
 BATCH = 128 << 20
-"""Bytes that become visible together. A killed pull loses at most three of these: two arrive while one is flushed."""
+"""Bytes that become visible together. A killed pull loses at most three of these: two arrive while one is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +35,28 @@ class Want:
 
 
 def fetch(remote: RemoteStore, store: LocalStore, wanted: Sequence[Want], tally: Tally, progress: Progress) -> None:
-    """Fetch blobs that the store lacks; they are on the disk and visible when this ends.
+    """Fetch blobs that the store lacks; they are visible when this ends.
 
     What cannot be had is a failure of the tally. Raises StoreFault, and Fault when the remote as a whole is gone.
     """
     transfers = remote.client.access.transfers
     arriving: deque[_Part] = deque()
     with (
-        ThreadPoolExecutor(1, thread_name_prefix="flush") as flusher,
+        ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher,
         ThreadPoolExecutor(transfers, thread_name_prefix="transfer") as pool,
     ):
-        flushing: Future[None] | None = None
+        publishing: Future[None] | None = None
         try:
             for part in (*_batches(wanted), None):
                 if part is not None:
                     arriving.append(_Part(remote, store, part, tally, progress, pool))
                 while len(arriving) > (0 if part is None else 1):
                     arriving[0].wait()
-                    if flushing is not None:
-                        flushing.result()
-                    flushing = flusher.submit(arriving.popleft().finish)
-            if flushing is not None:
-                flushing.result()
+                    if publishing is not None:
+                        publishing.result()
+                    publishing = publisher.submit(arriving.popleft().finish)
+            if publishing is not None:
+                publishing.result()
         except BaseException as fault:
             pool.shutdown(cancel_futures=True)
             for each in arriving:
@@ -77,7 +80,7 @@ class _Part:
         self.by_name = {layout.blob_name(want.sha256): want for want in wanted}
         self.done: list[Want] = []
         self._open = ExitStack()
-        self.batch = self._open.enter_context(store.batch())
+        self.batch = self._open.enter_context(store.batch(flush=False))
         packed = spans({name: want.place for name, want in self.by_name.items() if want.place is not None})
         units: list[Span | Want] = [*packed, *(want for want in wanted if want.place is None)]
         units.sort(key=lambda unit: unit.start - unit.end if isinstance(unit, Span) else -unit.size)
@@ -88,7 +91,7 @@ class _Part:
             future.result()
 
     def finish(self) -> None:
-        self._open.close()  # flushes and publishes the batch
+        self._open.close()  # publishes the batch
         for want in self.done:
             self.tally.sent(want.size)
 

@@ -45,6 +45,7 @@ class Blobs:
 
     def __init__(self, root: Root) -> None:
         self.root = root
+        self._top = os.fspath(root.path)
         self._verified: dict[str, Identity] = {}
 
     def expected_path(self, sha256: str) -> Path:
@@ -53,12 +54,18 @@ class Blobs:
 
     def size(self, sha256: str) -> int | None:
         """Bytes of the file of that name, unread and unchecked, or None when there is none. Raises StoreFault."""
-        path = self.expected_path(sha256)
-        with storage("looking at", path):
-            try:
-                status = retrying(lambda: os.lstat(path))
-            except FileNotFoundError:
-                return None
+        try:
+            # Of every file of a job, several times: a string is a tenth of a Path.
+            status = os.lstat(f"{self._top}/{layout.blob_name(sha256)}")
+        except FileNotFoundError:
+            return None
+        except OSError:
+            path = self.expected_path(sha256)
+            with storage("looking at", path):
+                try:
+                    status = retrying(lambda: os.lstat(path))
+                except FileNotFoundError:
+                    return None
         return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
     def check(self, sha256: str, *, fresh: bool = False) -> Path | None:
@@ -101,13 +108,15 @@ class Blobs:
                 yield from (name for name in names(top / folder) if layout.parse(f"{layout.BLOBS}/{folder}/{name}"))
 
     @contextmanager
-    def batch(self) -> Iterator[Batch]:
+    def batch(self, *, flush: bool = True) -> Iterator[Batch]:
         """Write many blobs with one flush at the end: none is visible before all of them are safe on the disk.
 
+        Without `flush` they are visible before: for bytes that can be had again. After a power cut such a file may be
+        short or empty; whoever asks for it finds its size or its digest wrong, as with any damage.
         Raises StoreFault; an error inside the block drops what it has written.
         """
         self.root.need_writable()
-        batch = Batch(self)
+        batch = Batch(self, flush=flush)
         try:
             yield batch
             batch.finish()
@@ -115,7 +124,7 @@ class Blobs:
             batch.discard()
 
     def adopt(self, written: Written) -> None:
-        """Publish one flushed temporary file under its digest; an existing blob is checked and kept, or replaced.
+        """Publish one temporary file under its digest; an existing blob is checked and kept, or replaced.
 
         Raises StoreFault.
         """
@@ -161,8 +170,9 @@ class Blobs:
 class Batch:
     """Blobs on their way into a store. Safe to use from several threads."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: Blobs, *, flush: bool = True) -> None:
         self._blobs = blobs
+        self._flush = flush
         self._lock = threading.Lock()
         self._written: dict[str, Written] = {}
 
@@ -197,9 +207,12 @@ class Batch:
     def finish(self) -> None:
         """Flush every file, publish all, flush the directories. Raises StoreFault; then nothing is half-written."""
         written = list(self._written.values())
-        flush_each(flush_file, [item.path for item in written])
+        if self._flush:
+            flush_each(flush_file, [item.path for item in written])
         for item in written:
             self._blobs.adopt(item)
+        if not self._flush:
+            return
         folders = {self._blobs.expected_path(item.sha256).parent for item in written}
         flush_each(flush_directory, [*sorted(folders), *({self._blobs.root.path / layout.BLOBS} if folders else ())])
 

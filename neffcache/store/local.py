@@ -76,13 +76,15 @@ class LocalStore:
         with self.batch() as batch:
             return batch.put_file(Path(path))
 
-    def batch(self) -> AbstractContextManager[Batch]:
+    def batch(self, *, flush: bool = True) -> AbstractContextManager[Batch]:
         """Many blobs with one flush: they are on the disk and visible when the block ends, never before.
+
+        Without `flush` only visible: for what a remote has too, and what is damaged by a power cut is fetched again.
 
         The batch has `put(bytes)`, `put_file(path)` and `put_chunks(iterable, expect=sha256)`, each giving the SHA-256,
         and may be used by several threads. Raises StoreFault.
         """
-        return self._blobs.batch()
+        return self._blobs.batch(flush=flush)
 
     def has_blob(self, sha256: str) -> bool:
         """Whether a file of that name is there; nothing is read. Raises StoreFault."""
