@@ -146,9 +146,11 @@ def load_config(arguments: Sequence[str]) -> Any:
 
 
 def absent_package(fault: ImportError) -> str:
-    """The package whose absence an ImportError tells of, "" when it does not say."""
+    """The package whose absence an ImportError, or what it was made of, tells of; "" when none says."""
     said = re.match(r"(\w+) is not installed", str(fault))
-    return said[1] if said else fault.name or ""
+    if said or fault.name:
+        return said[1] if said else fault.name or ""
+    return absent_package(fault.__cause__) if isinstance(fault.__cause__, ImportError) else ""
 
 
 def needs(package: str) -> Unsupported:

@@ -108,3 +108,15 @@ def test_function_names_are_looked_up_only_for_a_log_that_is_on(monkeypatch: pyt
     assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1) is None
     monkeypatch.setattr(log, "isEnabledFor", lambda level: True)
     assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1).endswith(here.co_name)
+
+
+def test_an_import_error_made_of_another_names_the_package_that_is_absent() -> None:
+    from neffcache.trace import titan
+
+    with pytest.raises(ImportError) as inner:
+        importlib.import_module("no_such_library")
+    outer = ImportError("HybridEP requires a library, install it from somewhere")
+    outer.__cause__ = inner.value
+    assert titan.absent_package(outer) == "no_such_library"
+    assert titan.absent_package(ImportError("vllm is not installed")) == "vllm"
+    assert titan.absent_package(ImportError("cannot import name x")) == ""
