@@ -118,6 +118,8 @@ def describe(plan: Plan) -> list[str]:
         *(f"  ranks {item.ranks}: {class_size(item)} graphs" for item in plan.rank_classes),
         *(f"    {item.compile_key[:12]}  {_cost(item)}  {item.name}" for item in plan.compile),
         *(f"    {key[:12]}  REFUSED  {name}: {reason}" for key, name, reason in plan.refused),
+        *(f"  not compiled: {name}: {reason}" for name, reason in plan.not_compiled.items()),
+        *(f"  no key: {name}: {reason}" for name, reason in plan.uncacheable.items()),
     ]
     if plan.compile:
         told = ", ".join(f"{count} {name}" for name, count in plan.basis().items() if count)

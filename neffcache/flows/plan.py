@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,8 @@ class PlannedGraph:
 class Plan:
     """total = hit + compile + refused; `refused` are graphs that this toolchain cannot compile, with the reason.
 
+    `not_compiled` (name -> reason) are beside them: graphs whose sizes depend on data, which ranks run by operator.
+    `uncacheable` (name -> reason) have no key: a warm of this job cannot be complete.
     `trace_seconds` is what tracing took just now, None when the manifest answered. `memory_bytes` is the most that all
     workers need at once; `room` says how many workers and how much memory there are, and who says so.
     """
@@ -66,6 +68,8 @@ class Plan:
     memory_bytes: int
     trace_seconds: float | None
     room: Capacity
+    not_compiled: Mapping[str, str] = field(default_factory=dict)
+    uncacheable: Mapping[str, str] = field(default_factory=dict)
 
     def basis(self) -> dict[str, int]:
         """How many estimates are measured, taken from a similar graph, or a default."""
@@ -96,6 +100,8 @@ class Plan:
             },
             "compile": [item.to_json() for item in self.compile],
             "refused": [{"compile_key": key, "name": name, "reason": reason} for key, name, reason in self.refused],
+            "not_compiled": dict(self.not_compiled),
+            "uncacheable": dict(self.uncacheable),
             "workers": self.workers,
             "seconds": {
                 "trace": None if self.trace_seconds is None else round(self.trace_seconds, 3),
@@ -134,8 +140,10 @@ def plan(
         known = current_manifest(store, job)
         if known is not None and known.complete and not store.missing(known):
             total = graph_count(known)
+            ranks, room = known.rank_classes, capacity(jobs)
+            beside = {entry["name"]: entry["reason"] for entry in known.extra.get("not_compiled", {}).values()}
             return Plan(
-                job, "manifest", total, total, (), (), known.phases, known.rank_classes, 0, 0.0, 0, None, capacity(jobs)
+                job, "manifest", total, total, (), (), known.phases, ranks, 0, 0.0, 0, None, room, not_compiled=beside
             )
         if job.native_store is not None:
             raise Unsupported(
@@ -176,6 +184,8 @@ def _traced(
         memory_bytes=forecast.peak_bytes,
         trace_seconds=seconds,
         room=room,
+        not_compiled={graph.name: graph.reason for graph in traced.not_compiled.values()},
+        uncacheable=traced.uncacheable,
     )
 
 

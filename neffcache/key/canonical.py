@@ -77,7 +77,7 @@ def _plain(value: Any) -> bool:
     if kind is list or kind is tuple:
         return all(map(_plain, value))
     if kind is float:
-        return 1e-4 <= abs(value) < 1e16
+        return bool(1e-4 <= abs(value) < 1e16)
     return kind is int or value is None or kind is bool
 
 
