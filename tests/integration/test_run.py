@@ -91,6 +91,13 @@ def test_four_ranks_hit_on_step_one_and_start_no_compiler(warmed: Warmed, store:
     answer = neffcache(store, "run", CONFIG, "--steps", "3", "--set", "debug.seed=7")
     assert_warm(answer, warmed.answer.document["graphs"]["total"])
     assert answer.document["steps"] == 3
+    assert len(answer.document["losses"]) == 3
+
+
+@pytest.mark.soak
+def test_losses_are_those_of_an_eager_run(store: Path) -> None:
+    """The quickstart compares them too."""
+    answer = neffcache(store, "run", CONFIG, "--steps", "3", "--set", "debug.seed=7")
     eager = ("--set", "compile.enable=false")
     assert neffcache(store, "warm", CONFIG, *eager).code == 0
     plain = neffcache(store, "run", CONFIG, "--steps", "3", "--set", "debug.seed=7", *eager)
@@ -215,6 +222,7 @@ def test_with_on_miss_compile_it_is_compiled_kept_and_warm_afterwards(warmed: Wa
     assert_warm(neffcache(store, "run", CONFIG, "--steps", "1"), warmed.answer.document["graphs"]["total"])
 
 
+@pytest.mark.soak
 def test_with_on_miss_warn_it_is_counted_and_not_kept(store: Path) -> None:
     lost = without_one_graph(store)
     (store / "graphs" / f"{lost}.json").unlink()
