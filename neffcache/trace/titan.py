@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import wrapt
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -48,6 +49,7 @@ TOUCHED = (
     ("torchtitan.tools.utils", "device_type"),
     ("torchtitan.tools.utils", "device_module"),
 )
+GRAPH_PASSES, MOVES_CONSTANTS = "torchtitan.experiments.graph_trainer.inductor_passes", "_migrate_cpu_get_attrs_to_cuda"
 HARNESS = "neffcache.trace.harness"
 
 
@@ -107,6 +109,13 @@ def use_cpu(utils: Any = None) -> None:
         utils = importlib.import_module("torchtitan.tools.utils")
     utils.device_type = "cpu"
     utils.device_module = _CpuDevice("neffcache_cpu")
+    wrapt.register_post_import_hook(_leave_constants, GRAPH_PASSES)
+
+
+def _leave_constants(passes: Any) -> None:
+    """The graph trainer moves a graph's constants to CUDA, whatever the device is."""
+    require([(GRAPH_PASSES, MOVES_CONSTANTS)], library="TorchTitan", version=version(), checked=CHECKED_ON)
+    setattr(passes, MOVES_CONSTANTS, lambda _: None)
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
