@@ -109,10 +109,10 @@ def use_cpu(utils: Any = None) -> None:
         utils = importlib.import_module("torchtitan.tools.utils")
     utils.device_type = "cpu"
     utils.device_module = _CpuDevice("neffcache_cpu")
-    wrapt.register_post_import_hook(_leave_constants, GRAPH_PASSES)
+    wrapt.register_post_import_hook(leave_constants, GRAPH_PASSES)
 
 
-def _leave_constants(passes: Any) -> None:
+def leave_constants(passes: Any) -> None:
     """The graph trainer moves a graph's constants to CUDA, whatever the device is."""
     require([(GRAPH_PASSES, MOVES_CONSTANTS)], library="TorchTitan", version=version(), checked=CHECKED_ON)
     setattr(passes, MOVES_CONSTANTS, lambda _: None)

@@ -120,3 +120,13 @@ def test_an_import_error_made_of_another_names_the_package_that_is_absent() -> N
     assert titan.absent_package(outer) == "no_such_library"
     assert titan.absent_package(ImportError("vllm is not installed")) == "vllm"
     assert titan.absent_package(ImportError("cannot import name x")) == ""
+
+
+def test_constants_of_the_graph_trainer_stay_where_they_are() -> None:
+    from neffcache.trace import titan
+
+    real = importlib.import_module(titan.GRAPH_PASSES)
+    assert callable(getattr(real, titan.MOVES_CONSTANTS)), "it has moved: a whole step would ask for CUDA"
+    copied = ModuleType(titan.GRAPH_PASSES)
+    titan.leave_constants(copied)
+    assert getattr(copied, titan.MOVES_CONSTANTS)(torch.nn.Identity()) is None
