@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -252,6 +253,25 @@ def test_damage_in_the_local_store_is_healed_from_the_remote(connect: Connect, s
     assert pulled.complete
     assert tree(fresh) == before
     assert len(fresh.quarantined()) == 2
+
+
+def test_what_a_power_cut_leaves_of_a_pull_is_absent_and_pulled_again(
+    connect: Connect, store: LocalStore, other: LocalStore
+) -> None:
+    """A pull flushes no blob: the name is on the disk and the content may not be."""
+    made = put_job(store, "one", "two", large=2 * MB)
+    sent(connect, store)
+    assert pull(connect(), other, target(made)).complete
+    for sha256, left in ((content("one 0"), 0), (content("two large", 2 * MB), MB)):
+        path = other.blob_path(sha256_hex(sha256))
+        path.chmod(0o600)
+        os.truncate(path, left)
+    after = LocalStore.open(other.root, writable=True, given=True)
+    assert len(after.missing(made)) == 2
+    pulled = pull(connect(), after, target(made))
+    assert pulled.complete
+    assert len(after.quarantined()) == 2
+    assert tree(after) == tree(store)
 
 
 def test_a_blob_that_is_gone_makes_a_manifest_incomplete_and_a_push_heals_it(
