@@ -15,7 +15,7 @@ import psutil
 
 from neffcache import variables
 from neffcache.errors import CommandFailed
-from neffcache.flows.resolve import Job
+from neffcache.flows.resolve import Job, with_own
 from neffcache.lifetime import end_group
 from neffcache.runtime.report import REFUSED, RankReport, any_refused, read_reports
 
@@ -64,8 +64,8 @@ def single_command(job: Job, dump_folder: Path, steps: int) -> tuple[str, ...]:
     """TorchTitan, or a callable, as one rank of a fake process group (`comm.mode`, which no graph sees)."""
     if job.called:
         return (sys.executable, "-m", INFER, *job.arguments, "--steps", str(steps), "--fake")
-    arguments = [*job.arguments, "--dump_folder", str(dump_folder), "--training.steps", str(steps)]
-    return (sys.executable, "-m", "torchtitan.train", *arguments, "--comm.mode", "fake_backend")
+    own = {"--dump_folder": str(dump_folder), "--training.steps": str(steps), "--comm.mode": "fake_backend"}
+    return (sys.executable, "-m", "torchtitan.train", *with_own(job.arguments, own))
 
 
 def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str, ...]:
@@ -74,11 +74,10 @@ def default_command(job: Job, dump_folder: Path, steps: int | None) -> tuple[str
     if job.called:
         program = [INFER, *arguments, *([] if steps is None else ["--steps", str(steps)])]
     else:
-        if "--dump_folder" not in arguments:
-            arguments += ["--dump_folder", str(dump_folder)]
+        own = {} if "--dump_folder" in arguments else {"--dump_folder": str(dump_folder)}
         if steps is not None:
-            arguments += ["--training.steps", str(steps)]
-        program = ["torchtitan.train", *arguments]
+            own["--training.steps"] = str(steps)
+        program = ["torchtitan.train", *with_own(arguments, own)]
     ranks = job.request.placement.ranks_per_node
     return (
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,23 @@ from neffcache.key.target import Mesh, placement_warnings, resolve_mesh
 from neffcache.key.workload import CALLABLE, TORCHTITAN, workload_component
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest, is_collection
+
+
+def with_own(arguments: Sequence[str], own: Mapping[str, str]) -> list[str]:
+    """TorchTitan's arguments with `own` ones in place of theirs, right after --module and --config.
+
+    Not at the end: what follows a choice such as `activation-checkpoint:none` is taken for an option of it.
+    """
+    words = list(arguments)
+    for name in own:
+        while name in words:
+            at = words.index(name)
+            del words[at : at + 2]
+    return [*words[:CHOICE], *(word for pair in own.items() for word in pair), *words[CHOICE:]]
+
+
+CHOICE = 4
+"""Words of --module M --config C, which a job's arguments begin with."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,9 @@ class Job:
     @property
     def trace_arguments(self) -> tuple[str, ...]:
         """The arguments for a trace on the CPU, which captures graphs where Inductor would take them."""
-        return self.arguments if self.harness or self.called else (*self.arguments, "--compile.backend", "inductor")
+        if self.harness or self.called:
+            return self.arguments
+        return tuple(with_own(self.arguments, {"--compile.backend": "inductor"}))
 
     @property
     def called(self) -> bool:
