@@ -26,6 +26,7 @@ def test_torchtitan_takes_them_with_every_policy() -> None:
 
     base = titan.load_config(CHOSEN)
     for policy in titan.POLICIES:
-        given = [*CHOSEN, *titan.setting_arguments(base, {titan.CHECKPOINTING: policy, "training.seq_len": 256})]
+        settings = {titan.CHECKPOINTING: policy, "compile.enable": True, "training.seq_len": 256}
+        given = [*CHOSEN, *titan.setting_arguments(base, settings)]
         config = titan.load_config(with_own(given, {"--training.steps": "3", "--comm.mode": "fake_backend"}))
         assert (config.training.steps, config.training.seq_len) == (3, 256)
