@@ -19,6 +19,7 @@ from neffcache.flows.resolve import Job, resolve
 from neffcache.flows.tracing import trace_job
 from neffcache.flows.workers import Worker
 from neffcache.store.ranks import has_rank
+from tests.integration.conftest import neffcache
 from tests.integration.test_families import sets
 
 pytestmark = pytest.mark.integration
@@ -114,3 +115,18 @@ def assert_classes(job: Job, traces: list[dict[str, Any]], place: Path) -> None:
         ), f"rank {rank} is in a class of other graphs"
     named = {graph.components.text for graph in found.not_compiled.values()}
     assert named == {graph["text"] for trace in traces for graph in trace["graphs"] if graph["data_dependent"]}
+
+
+@pytest.mark.soak
+def test_what_is_static_beside_experts_is_compiled_and_the_rest_is_named(tmp_path: Path) -> None:
+    """The blocks with experts stay operators; the dense block before them is compiled, and its replay compiles nothing."""
+    config, options = JOBS["ep4"]
+    warm = neffcache(tmp_path / "store", "warm", config, *options)
+    assert warm.code == 0, warm.stderr[-3000:]
+    graphs, beside = warm.document["graphs"], warm.document["not_compiled"]
+    assert graphs["compiled"] == graphs["total"] > 0
+    assert beside
+    assert all("depend on data" in reason for reason in beside.values())
+    plan = neffcache(tmp_path / "store", "plan", config, *options)
+    assert plan.document["not_compiled"] == beside
+    assert plan.document["graphs"] == {"total": graphs["total"], "hit": graphs["total"], "compile": 0, "refused": 0}
