@@ -119,7 +119,7 @@ def assert_classes(job: Job, traces: list[dict[str, Any]], place: Path) -> None:
 
 @pytest.mark.soak
 def test_what_is_static_beside_experts_is_compiled_and_the_rest_is_named(tmp_path: Path) -> None:
-    """The blocks with experts stay operators; the dense block before them is compiled, and a replay compiles nothing."""
+    """Blocks with experts stay operators; the dense block before them is compiled, and a replay compiles nothing."""
     config, options = JOBS["ep4"]
     warm = neffcache(tmp_path / "store", "warm", config, *options)
     assert warm.code == 0, warm.stderr[-3000:]
