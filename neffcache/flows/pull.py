@@ -271,7 +271,8 @@ class _Pull:
         wanted: dict[str, Want] = {}
         for sha256, size in self.contents.blobs().items():
             present = self.store.blob_size(sha256)
-            if present is None or (size is not None and present != size):
+            # Without a size only emptiness tells what a power cut left: no text of a graph is empty.
+            if present is None or (present == 0 if size is None else present != size):
                 place = self.contents.place.get(layout.blob_name(sha256))
                 wanted[sha256] = Want(sha256, size or 0, place)
         return wanted

@@ -48,8 +48,8 @@ def module_of_ours(place: Path, name: str, text: str) -> Any:
 WAYS = {
     "custom_op": """
 import torch
-from torch.library import custom_op
-@custom_op("NAME::run", mutates_args=())
+from torch import library as lib
+@lib.custom_op("NAME::run", mutates_args=())
 def run(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 @run.register_fake
@@ -57,18 +57,18 @@ def _(x):
     return torch.empty_like(x)
 """,
     "library": """
-from torch.library import Library, impl
-library = Library("NAME", "DEF")
+from torch import library as lib
+library = lib.Library("NAME", "DEF")
 library.define("run(Tensor x) -> Tensor")
-@impl(library, "run", "CompositeExplicitAutograd")
+@lib.impl(library, "run", "CompositeExplicitAutograd")
 def run(x):
     return x / 2
 """,
     "define": """
 import torch
-from torch.library import define, register_fake
-define("NAME::run", "(Tensor x) -> Tensor")
-@register_fake("NAME::run")
+from torch import library as lib
+lib.define("NAME::run", "(Tensor x) -> Tensor")
+@lib.register_fake("NAME::run")
 def _(x):
     return torch.empty_like(x)
 """,
