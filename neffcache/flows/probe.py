@@ -69,6 +69,7 @@ def probe(
         refused = fault.to_json()
         return Verdict(**common, verdict="unsupported", kind=kind_of(refused), reason=reason_of(refused))
     common |= {"needs": needs, "mode": found.get("mode", ""), "peak_bytes": found["peak_bytes"]}
+    common |= {"files": found.get("files", [])}
     common |= {"seconds": found.get("seconds", round(time.monotonic() - started, 3))}
     common |= {"mesh": _mesh(found, request), "replaced": found.get("replaced", [])}
     if "refused" in found:
@@ -155,7 +156,7 @@ def _together(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 HARDWARE = re.compile(r"CUDA|\bcuda|NVIDIA|\bGPU|SM\d|sm_?\d\d|compute capability|active driver|Blackwell|Hopper|ROCm")
-FILES = re.compile(r"huggingface\.co|does not exist\. Please download|No such file")
+FILES = re.compile(r"Hugging Face|huggingface\.co|does not exist\. Please download|No such file")
 
 
 def kind_of(refused: Mapping[str, Any]) -> Kind:

@@ -39,8 +39,9 @@ OPTIONAL = {
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One configuration. Ranks, mesh and graphs are those of its default placement; seconds and bytes of its trace.
 
-    `needs` are optional packages by import name, `missing` the one that was not there; `replaced` what tracing on a CPU
-    put in the place of something that matters. `graphs_digest` names the set of graphs.
+    `needs` are optional packages by import name, `missing` the one that was not there; `files` are read from a hub, and
+    shapes with them; `replaced` is what tracing on a CPU put in the place of something that matters. `graphs_digest`
+    names the set of graphs.
     """
 
     family: str
@@ -56,6 +57,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     ranks_at_lnc: dict[str, int] = {}
     mesh: dict[str, int] = {}
     needs: list[str] = []
+    files: list[str] = []
     missing: str = ""
     neuron: list[dict[str, Any]] = []
     replaced: list[str] = []

@@ -72,6 +72,7 @@ def _look(given: dict[str, Any], found: dict[str, Any]) -> None:
     found["mode"] = titan.execution_mode(config)
     found["mesh"] = titan.mesh_degrees(config)
     found["arguments"] = arguments
+    found["files"] = titan.hub_files(config)
     found["replaced"] = [entry.what for entry in replaced if entry.changes_meaning]
     # What does not fit its world is refused before anything is built.
     resolve_mesh(Mesh(**found["mesh"]), given["world_size"])

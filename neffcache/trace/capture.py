@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neffcache.graph.neuron import findings
@@ -151,11 +152,12 @@ class EagerOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # seen again as the local operators that it becomes
-        if func.namespace not in _NOT_OPERATORS and not getattr(_ours, "depth", 0) and not torch_internals.compiling():
+        if func.namespace in _NOT_OPERATORS:
+            return func(*args, **(kwargs or {}))
+        for kind in types:
+            if issubclass(kind, DTensor):
+                return NotImplemented  # seen again as the local operators that it becomes
+        if not getattr(_ours, "depth", 0) and not torch_internals.compiling():
             self.seen[eager_text(func, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
 

@@ -16,6 +16,8 @@ What is touched, and why a public way does not serve:
 - `torch.fx.GraphModule.__deepcopy__`: fails for a real constant tensor under an ambient FakeTensorMode.
 - `torch.distributed.pipelining`: a fake process group carries nothing, so the shapes that stages tell each other before
   the first step are given by `stages_alone`, and sending and receiving activations does nothing.
+- `torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached`: takes time that grows
+  with the square of an optimizer's parameters; `equal_elements_propagated_once` asks it about the different ones.
 - `torch.distributed.device_mesh.DeviceMesh.__init__`: it reads the values of its own rank map, which an ambient
   FakeTensorMode would not have.
 
@@ -50,6 +52,9 @@ TOUCHED = (
     ("torch._subclasses.fake_tensor", "FakeTensorMode"),
     ("torch._subclasses.fake_tensor", "unset_fake_temporarily"),
     ("torch.distributed.device_mesh", "DeviceMesh.__init__"),
+    ("torch.distributed.tensor._sharding_prop", "ShardingPropagator.propagate_op_sharding_non_cached"),
+    ("torch.distributed.tensor._op_schema", "OpSchema"),
+    ("torch.distributed.tensor._op_schema", "OutputSharding"),
     ("torch.fx", "GraphModule.__deepcopy__"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
     ("torch._dynamo.symbolic_convert", "get_funcname"),
@@ -284,6 +289,82 @@ def meshes_stay_real() -> Iterator[None]:
 
     with _replaced(DeviceMesh, "__init__", __init__):
         yield
+
+
+@contextlib.contextmanager
+def spans_unmarked() -> Iterator[None]:
+    """Let `record_function` mark nothing: no profiler reads a trace, and each mark is two operators on fake tensors."""
+    marks = torch.autograd.profiler.record_function
+    with _replaced(marks, "__enter__", lambda self: self), _replaced(marks, "__exit__", lambda *_: None):
+        yield
+
+
+LISTED = ("aten::_foreach_", "aten::_fused_adam")
+"""Operators that do the same to every element of their lists, each by itself."""
+
+
+@contextlib.contextmanager
+def equal_elements_propagated_once() -> Iterator[None]:
+    """Let DTensor find the sharding of a list operator from the elements that differ.
+
+    The layers of a model have equal parameters, and an optimizer or a norm takes all of them in one list; the answer
+    for an element depends on that element alone.
+    """
+    from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    propagate: Any = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def propagate_op_sharding_non_cached(self: Any, schema: Any) -> Any:
+        if (found := _different_elements(schema)) is None:
+            return propagate(self, schema)
+        first, which = found
+
+        def only(value: Any) -> Any:
+            return type(value)(value[index] for index in first) if _is_listed(value) else value
+
+        def every(value: Any) -> Any:
+            return type(value)(value[index] for index in which) if _is_listed(value) else value
+
+        asked = OpSchema(schema.op, tuple(map(only, schema.args_schema)), schema.kwargs_schema, schema.schema_info)
+        answer = propagate(self, asked)
+        wanted = answer.redistribute_schema
+        if wanted is not None:
+            wanted = OpSchema(wanted.op, tuple(map(every, wanted.args_schema)), wanted.kwargs_schema)
+        return OutputSharding(
+            every(answer.output_spec), wanted, answer.needs_redistribute, answer.use_val_from_redistribute_schema
+        )
+
+    with _replaced(ShardingPropagator, "propagate_op_sharding_non_cached", propagate_op_sharding_non_cached):
+        yield
+
+
+def _is_listed(value: Any) -> bool:
+    """Whether an argument of an operator is a list of DTensors."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], DTensorSpec)
+
+
+def _different_elements(schema: Any) -> tuple[list[int], list[int]] | None:
+    """Of a list operator: the elements that differ, and for every element the place of its like among them.
+
+    None when it is none, when all of its elements differ, or when a list in it is not of DTensors.
+    """
+    if not schema.op.name().startswith(LISTED):
+        return None
+    lists = [value for value in schema.args_schema if isinstance(value, (list, tuple)) and value]
+    if not lists or not all(map(_is_listed, lists)) or len(set(map(len, lists))) != 1:
+        return None
+    places: dict[Any, int] = {}
+    first: list[int] = []
+    which: list[int] = []
+    for index, element in enumerate(zip(*lists, strict=True)):
+        place = places.setdefault(element, len(places))
+        if place == len(first):
+            first.append(index)
+        which.append(place)
+    return (first, which) if len(first) < len(which) else None
 
 
 @contextlib.contextmanager

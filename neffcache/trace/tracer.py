@@ -78,7 +78,16 @@ class Training:
         titan.prepare_for_tracing(self.config, fake_mode, alone=alone)
 
     def build(self, fake_mode: Any) -> Any:
-        return self.config.build()
+        try:
+            return self.config.build()
+        except OSError as fault:
+            if not (files := titan.hub_files(self.config)):
+                raise
+            raise Unsupported(
+                f"{self.what} takes its shapes from {files[0]} of Hugging Face, which cannot be read here",
+                hint=f"hf download {files[0].rpartition('/')[0]} config.json, or HF_HUB_CACHE=DIR that has it",
+                details={"files": files, "cause": str(fault)[:300]},
+            ) from fault
 
     def steps(self, built: Any, fake_mode: Any, enter: Callable[[str], None], steady: str) -> Iterator[None]:
         return titan.run_fake_steps(built, fake_mode, enter)
@@ -108,6 +117,7 @@ def trace(
     if meet is not None:
         os.environ.update(MASTER_ADDR=meet[0], MASTER_PORT=str(meet[1]))
     torch_internals.static_shapes()
+    torch_internals.no_unread_log_lines()
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     fake = torch_internals.fake_mode()
     program: Program = config if isinstance(config, Inference) else Training(config, cpu)
@@ -127,6 +137,8 @@ def trace(
         with torch_internals.eager_collectives_stay_asynchronous(), contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.stages_alone(edges))
             stack.enter_context(torch_internals.attention_for_any_device())
+            stack.enter_context(torch_internals.equal_elements_propagated_once())
+            stack.enter_context(torch_internals.spans_unmarked())
             stack.enter_context(torch_internals.graphs_copied_with_their_constants())
             built = _reasoned(lambda: program.build(fake), program.what)
             stack.enter_context(ops)
