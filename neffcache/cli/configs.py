@@ -70,17 +70,17 @@ def command(
 
 
 def _probed(wanted: list[Verdict], output: Output) -> list[Verdict]:
-    from neffcache.flows.probe import probe
+    from neffcache.flows.probe import Prober, probe
     from neffcache.flows.workers import aside, scratch
     from neffcache.trace.registries import registered
 
     entries = {(entry.module, entry.function): entry for entry in registered()}
     found: list[Verdict] = []
-    with scratch(aside(os.environ)) as place:
+    with scratch(aside(os.environ)) as place, Prober(os.environ, place) as prober:
         for verdict in wanted:
             output.note(f"probing {verdict.config}")
             entry = entries.get((verdict.module, verdict.config))
-            found.append(verdict if entry is None else probe(entry, os.environ, place))
+            found.append(verdict if entry is None else probe(entry, prober))
     return found
 
 

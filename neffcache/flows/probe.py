@@ -16,11 +16,12 @@ from neffcache.flows.request import Request, make_request
 from neffcache.flows.verdicts import OPTIONAL, Kind, Verdict
 from neffcache.flows.warmers import WarmerRun
 from neffcache.flows.warmers import known as known_runs
-from neffcache.flows.workers import Worker
+from neffcache.flows.workers import Series
 from neffcache.key.canonical import digest
 from neffcache.key.target import Mesh, resolve_mesh
 from neffcache.trace.registries import Registered
 
+WORKER = "neffcache.flows.worker_probe"
 SECONDS = 240.0
 MEMORY = 6_000_000_000
 
@@ -34,15 +35,45 @@ def run_of(entry: Registered, runs: Mapping[str, WarmerRun]) -> str:
     return entry.function if entry.function not in runs else f"{entry.module}:{entry.function}"
 
 
+class Prober:
+    """Traces configurations one after another, each in a fork of a process that has imported torch."""
+
+    def __init__(self, environ: Mapping[str, str], place: Path) -> None:
+        self.environ = environ
+        self._place = place
+        self._series: Series | None = None
+        self._variables: dict[str, str] = {}
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._series is not None:
+            self._series.__exit__()
+            self._series = None
+
+    def ask(self, document: Mapping[str, Any], *, seconds: float, memory: int) -> dict[str, Any]:
+        """What `worker_probe` finds. Raises Unsupported beyond a limit, Bug when the process left no answer."""
+        variables = {**self.environ, **environment(self.environ, document["world_size"])}
+        if self._series is None or not self._series.alive or variables != self._variables:
+            self.close()
+            # Variables such as the number of threads are read when torch is imported.
+            self._series, self._variables = Series(WORKER, variables, self._place), variables
+        return self._series.ask(document, seconds=seconds, memory=memory)
+
+
 def probe(
     entry: Registered,
-    environ: Mapping[str, str],
-    place: Path,
+    prober: Prober,
     *,
     seconds: float = SECONDS,
     memory: int = MEMORY,
 ) -> Verdict:
     """The verdict on one configuration. Never raises for what is wrong with the configuration: that is the verdict."""
+    environ = prober.environ
     name = run_of(entry, known_runs(environ))
     common: dict[str, Any] = {
         "family": entry.family,
@@ -54,12 +85,12 @@ def probe(
     try:
         request = make_request(name, environ=environ)
         lncs = _ranks_at_lnc(name, environ)
-        found, needs = _needing(request, entry, environ, place, seconds, memory)
+        found, needs = _needing(request, entry, prober, seconds, memory)
         if (fixed := _fixed_world(found)) not in (None, request.placement.world_size):
             # Its mesh leaves nothing to the number of ranks: it means that world and no other.
             request = make_request(name, world_size=fixed, environ=environ)
             lncs = {request.placement.lnc: request}
-            found, needs = _needing(request, entry, environ, place, seconds, memory)
+            found, needs = _needing(request, entry, prober, seconds, memory)
         common |= {
             "target": request.placement.target,
             "ranks": request.placement.world_size,
@@ -98,7 +129,7 @@ def probe(
 
 
 def _needing(
-    request: Request, entry: Registered, environ: Mapping[str, str], place: Path, seconds: float, memory: int
+    request: Request, entry: Registered, prober: Prober, seconds: float, memory: int
 ) -> tuple[dict[str, Any], list[str]]:
     """What the worker found, and which optional packages it takes: each is hidden until its absence stops it."""
     needs: list[str] = []
@@ -111,9 +142,7 @@ def _needing(
             "cpu": True,
             "hidden": [name for name in OPTIONAL if name not in needs],
         }
-        variables = {**environ, **environment(environ, request.placement.world_size)}
-        with Worker("neffcache.flows.worker_probe", document, variables, place) as worker:
-            found = worker.result(seconds=seconds, memory=memory)
+        found = prober.ask(document, seconds=seconds, memory=memory)
         package = found.get("refused", {}).get("details", {}).get("package", "")
         if package not in OPTIONAL or package in needs:
             return found, needs

@@ -10,7 +10,7 @@ import resource
 import sys
 from typing import Any
 
-from neffcache.flows.workers import answer
+from neffcache.flows.workers import SERIES, answer, answer_series
 
 
 def probe(given: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +34,16 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
         found["refused"] = fault.to_json()
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
+
+
+def prepare() -> None:
+    """Import of torch what every trace needs, and nothing that asks for a package that may be hidden."""
+    import torch._dynamo
+    import torch._inductor.compile_fx
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor
+    import torch.nn.attention.flex_attention  # noqa: F401
 
 
 class _Hiding:
@@ -100,4 +110,4 @@ def _look(given: dict[str, Any], found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(answer(probe))
+    sys.exit(answer_series(prepare, probe) if SERIES in sys.argv[1:] else answer(probe))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -58,26 +59,14 @@ class Worker:
         With limits the worker is ended, and Unsupported raised, when it takes longer or more resident bytes.
         """
         if seconds is not None or memory is not None:
-            self._watch(seconds or float("inf"), memory or 1 << 62)
+            _limited(self.module, self._process, self._ended, seconds, memory)
         return _read(self.module, self._place / "out.json", self._process.wait(), self._place / "log")
 
-    def _watch(self, seconds: float, memory: int) -> None:
-        started = time.monotonic()
-        while True:
-            try:
-                self._process.wait(0.5)
-                return
-            except subprocess.TimeoutExpired:
-                pass
-            used = resident(self._process.pid)
-            over = ""
-            if time.monotonic() - started > seconds:
-                over = f"takes longer than {seconds:.0f} s"
-            elif used > memory:
-                over = f"needs more than {memory / 1e9:.1f} GB of memory"
-            if over:
-                end_group(self._process)
-                raise Unsupported(f"{self.module.rpartition('.')[2]} {over} and was ended", details={"class": "limit"})
+    def _ended(self, within: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within)
+            return True
+        return False
 
 
 class Series:
@@ -104,8 +93,13 @@ class Series:
         self._log.close()
         end_group(self._process)
 
-    def ask(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one question. Raises the worker's own NeffcacheError, Bug when it left none."""
+    def ask(
+        self, document: Mapping[str, Any], *, seconds: float | None = None, memory: int | None = None
+    ) -> dict[str, Any]:
+        """The answer to one question. Raises the worker's own NeffcacheError, Bug when it left none.
+
+        With limits, as `Worker.result` has them; what exceeds one is the end of the series too.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._asked += 1
@@ -115,9 +109,39 @@ class Series:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps([str(source), str(target)]).encode() + b"\n")
             self._process.stdin.flush()
+            if seconds is not None or memory is not None:
+                _limited(self.module, self._process, self._answered, seconds, memory)
             said = self._process.stdout.readline()
         status = int(said) if said.strip() else self._process.wait()
         return _read(self.module, target, status, self._place / "log")
+
+    def _answered(self, within: float) -> bool:
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], within)[0])
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+
+def _limited(
+    module: str,
+    process: subprocess.Popen[bytes],
+    done: Callable[[float], bool],
+    seconds: float | None,
+    memory: int | None,
+) -> None:
+    """Wait until `done(seconds to wait)`; beyond a limit end the process's group and raise Unsupported."""
+    started = time.monotonic()
+    while not done(0.5):
+        over = ""
+        if seconds is not None and time.monotonic() - started > seconds:
+            over = f"takes longer than {seconds:.0f} s"
+        elif memory is not None and resident(process.pid) > memory:
+            over = f"needs more than {memory / 1e9:.1f} GB of memory"
+        if over:
+            end_group(process)
+            raise Unsupported(f"{module.rpartition('.')[2]} {over} and was ended", details={"class": "limit"})
 
 
 def _read(module: str, target: Path, status: int, log_file: Path) -> dict[str, Any]:

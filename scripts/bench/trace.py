@@ -40,7 +40,7 @@ GROWTH = {
     "layers": [("llama3_8b", {"sets": ["compile.components=model"]}), ("llama3_70b", {}), ("llama3_405b", {})],
 }
 GROWS = 1.6
-"""Bar of the largest over the smallest of a growth row, in seconds of the trace: 16 times the ranks, 4 times the layers."""
+"""Bar of the largest over the smallest of a growth row, in seconds of the trace: 16 times ranks, 4 times layers."""
 
 
 @dataclass
