@@ -1,4 +1,7 @@
-"""One warm store for all integration tests: it takes a minute to build, so each test works on a copy of hard links."""
+"""One warm store for all integration tests: it takes a minute to build, so each test works on a copy of hard links.
+
+Where tests run two at a time, the first process that asks builds it and the other waits.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 pytest.importorskip("torch")
@@ -66,10 +70,16 @@ class Warmed:
 
 @pytest.fixture(scope="session")
 def warmed(tmp_path_factory: pytest.TempPathFactory) -> Warmed:
-    root = tmp_path_factory.mktemp("shared") / "store"
-    answer = neffcache(root, "warm", CONFIG)
-    assert answer.code == 0, answer.stderr
-    return Warmed(root, answer)
+    place = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        place = place.parent
+    root, said = place / "shared" / "store", place / "shared" / "said.json"
+    with filelock.FileLock(place / "shared.lock"):
+        if not said.is_file():
+            answer = neffcache(root, "warm", CONFIG)
+            assert answer.code == 0, answer.stderr
+            said.write_text(json.dumps(vars(answer)))
+    return Warmed(root, Answer(**json.loads(said.read_text())))
 
 
 @pytest.fixture(scope="session")

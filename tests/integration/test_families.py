@@ -69,12 +69,18 @@ def assert_hits_and_compiles_nothing(answer: Answer) -> None:
         assert rank["hits"] == rank["graphs"] > 0
 
 
+STEPS = {"qwen3-moe": "1", "deepseek-v3": "2", "gpt-oss": "2"}
+"""Fewer than three where experts make a step of four ranks on one CPU take minutes."""
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_real_ranks_hit_what_fake_ones_traced(name: str, tmp_path: Path) -> None:
     config, options = RUNS[name]
     warm = neffcache(tmp_path / "store", "warm", config, *options)
     assert warm.code == 0, warm.stderr[-3000:]
-    assert_hits_and_compiles_nothing(neffcache(tmp_path / "store", "run", config, "--steps", "3", *options))
+    assert_hits_and_compiles_nothing(
+        neffcache(tmp_path / "store", "run", config, "--steps", STEPS.get(name, "3"), *options)
+    )
 
 
 def test_a_planted_short_batch_is_in_the_manifest(tmp_path: Path) -> None:
