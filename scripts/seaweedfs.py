@@ -91,7 +91,8 @@ def serve(directory: Path, identities: Sequence[Identity], *, buckets: Sequence[
     names = ("s3.port", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
              "filer.port.grpc", "s3.port.grpc")  # fmt: skip
     command = [
-        *(weed, "server", f"-dir={directory / 'data'}", "-ip=127.0.0.1", "-s3", f"-s3.config={config}"),
+        *(weed, f"-logdir={directory}", "server", f"-dir={directory / 'data'}", "-ip=127.0.0.1"),
+        *("-s3", f"-s3.config={config}"),
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
         *("-volume.max=100", "-master.volumeSizeLimitMB=1024", "-s3.iam=false"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
@@ -119,6 +120,9 @@ def serve(directory: Path, identities: Sequence[Identity], *, buckets: Sequence[
         process.kill()
         process.wait()
         log.close()
+        for port in ports:  # it makes them there whatever TMPDIR says
+            for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
 
 
 def _wait(process: subprocess.Popen[bytes], server: Server, log: Path) -> None:
