@@ -74,13 +74,17 @@ def command(
     incomplete manifest; 4 the remote failed; 7 it is damaged.
     """
     from neffcache.flows.fetching import Wanted, pull_wanted
-    from neffcache.flows.resolve import titan_installed
 
     chosen = settings()
     if not (configs or every or manifests or collections or channel_asked):
         raise click.UsageError("give a CONFIG, --collection, --manifest, --channel or --all")
+    asked: list[str] | None = versions
+    if configs and not by_ref:
+        from neffcache.flows.resolve import titan_installed
+
+        asked = None if titan_installed() else versions
     wanted = Wanted(
-        requests=tuple(choose(name, versions if by_ref or not titan_installed() else None) for name in configs),
+        requests=tuple(choose(name, asked) for name in configs),
         manifests=manifests,
         collections=collections,
         channel=channel_asked if not configs else None,

@@ -1,19 +1,19 @@
-"""From what somebody asks for to a pull, and what a fault of the remote then means."""
+"""From what somebody asks for to a pull, and what a fault of the remote then means.
+
+Whatever asks TorchTitan is imported when there is a request to ask about: a pull of everything starts without it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from neffcache.errors import Mismatch, Miss, NeffcacheError, RemoteFault
-from neffcache.flows.check import Checked, check_job, check_ref
 from neffcache.flows.pull import Pulled, Target, by_key, by_ref, everything, in_channel, miss, pull
 from neffcache.flows.remote import RemoteSettings, accounts
 from neffcache.flows.remote_check import RemoteRow, check_targets
-from neffcache.flows.request import Request
-from neffcache.flows.resolve import Job, current_manifest, resolve, titan_installed
 from neffcache.flows.trust import NOBODY, Signed, Trust, check_manifest
 from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
@@ -21,6 +21,10 @@ from neffcache.remote.transfer import Progress
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Manifest
+
+if TYPE_CHECKING:
+    from neffcache.flows.request import Request
+    from neffcache.flows.resolve import Job
 
 
 class Notes(Protocol):
@@ -79,22 +83,20 @@ def pull_wanted(
     """
     progress = progress or Progress()
     started = time.monotonic()
-    keyed = titan_installed() and not wanted.by_ref
-    if wanted.requests and not keyed:
-        progress.note("pulling by ref, which proves only that somebody warmed this request")
     remote = settings.open()  # asks nothing yet; what is wrong with the settings is said before TorchTitan is asked
-    with scratch(aside(environ)) as place:
-        jobs = [resolve(request, environ, place) for request in wanted.requests] if keyed else []
+    jobs = _jobs(environ, wanted)
+    if wanted.requests and jobs is None:
+        progress.note("pulling by ref, which proves only that somebody warmed this request")
     misses: list[str] = []
     targets: list[Target] = []
     pulled: Pulled | None = None
     fault: NeffcacheError | None = None
     try:
         for number, request in enumerate(wanted.requests):
-            if keyed:
-                found = by_key(remote, jobs[number].key.cache_key, request.config)
-            else:
+            if jobs is None:
                 found = _by_ref(remote, settings.channel, request)
+            else:
+                found = by_key(remote, jobs[number].key.cache_key, request.config)
             if found is None:
                 misses.append(request.config)
             else:
@@ -128,9 +130,10 @@ def pull_wanted(
     rows = [{**row, "reason": ""} for row in document["targets"]]
     rows += [{"config": name, "manifest": None, "cache_key": None, "state": "MISS", "reason": "not in the remote"}
              for name in misses]  # fmt: skip
-    stale: list[Checked] = []
     if fault is not None and settings.on_remote_error != "fail":
-        checked = [check_job(job, store) for job in jobs] or [check_ref(item, store) for item in wanted.requests]
+        from neffcache.flows.check import check_job, check_ref
+
+        checked = [check_job(job, store) for job in jobs or ()] or [check_ref(item, store) for item in wanted.requests]
         stale = [item for item in checked if item.state == "HIT"]
         rows = [
             {
@@ -154,6 +157,18 @@ def pull_wanted(
         return Fetched(document, Miss("a manifest is not complete: not every graph was compiled",
                                       hint="warm it and push again"), Miss.exit_code)  # fmt: skip
     return Fetched(document)
+
+
+def _jobs(environ: Mapping[str, str], wanted: Wanted) -> list[Job] | None:
+    """The job of every request, or None where TorchTitan cannot or shall not be asked and only a ref can tell."""
+    if not wanted.requests or wanted.by_ref:
+        return None
+    from neffcache.flows.resolve import resolve, titan_installed
+
+    if not titan_installed():
+        return None
+    with scratch(aside(environ)) as place:
+        return [resolve(request, environ, place) for request in wanted.requests]
 
 
 def _by_ref(remote: RemoteStore, channel: str, request: Request) -> Target | None:
@@ -183,6 +198,8 @@ def bring(
     with the policy `fail`, else given back: with `stale-ok` a job that then lacks something ends with it, with
     `compile` what lacks is compiled.
     """
+    from neffcache.flows.resolve import current_manifest
+
     found = current_manifest(store, job)
     if found is not None and found.complete:
         store.damaged(found)
@@ -226,14 +243,12 @@ def check_remote(
     verify: bool = False,
 ) -> list[RemoteRow]:
     """A row for everything that is wanted. Raises Usage, Unsupported, and every fault of the remote."""
-    keyed = titan_installed() and not wanted.by_ref
-    by = "key" if keyed else "ref"
     remote = settings.open()  # asks nothing yet; what is wrong with the settings is said before TorchTitan is asked
-    with scratch(aside(environ)) as place:
-        jobs = [resolve(request, environ, place) for request in wanted.requests] if keyed else []
+    jobs = _jobs(environ, wanted)
+    by = "ref" if jobs is None else "key"
     rows: list[RemoteRow | Target] = []
     for number, request in enumerate(wanted.requests):
-        if keyed:
+        if jobs is not None:
             key = jobs[number].key.cache_key
             gone = RemoteRow(request.config, "MISS", by, key, reason="no manifest for this job key")
             rows.append(by_key(remote, key, request.config) or gone)

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import botocore.config
 import botocore.exceptions as boto
+import botocore.loaders
 import botocore.session
 import urllib3.exceptions
 
@@ -83,6 +84,28 @@ class Item(NamedTuple):
     etag: str = ""
 
 
+class _Loader(botocore.loaders.Loader):  # type: ignore[misc]
+    """botocore's loader, which goes through the folders of all services to see that one exists; not for these."""
+
+    known = ("s3", "sts", "sso", "sso-oidc")
+    asked = ""
+
+    def load_service_model(self, service_name: str, type_name: str, api_version: str | None = None) -> Any:
+        self.asked = service_name
+        return super().load_service_model(service_name, type_name, api_version)
+
+    def list_available_services(self, type_name: str) -> list[str]:
+        found: list[str] = list(self.known) if self.asked in self.known else super().list_available_services(type_name)
+        return found
+
+
+def _session() -> Any:
+    session = botocore.session.get_session()
+    if not session.get_config_variable("data_path"):  # models of the user's own are botocore's business
+        session.register_component("data_loader", _Loader())
+    return session
+
+
 class Client:
     """One bucket below one prefix. Safe to use from several threads."""
 
@@ -94,7 +117,7 @@ class Client:
         self.counts: Counter[str] = Counter()
         self.patience = Patience(access.timeout)
         self._lock = threading.Lock()
-        self._session = botocore.session.get_session()
+        self._session = _session()
         self._s3 = self._make()
         pays = {"RequestPayer": "requester"} if access.requester_pays else {}
         self._reading: dict[str, Any] = {"Bucket": url.bucket, **pays}

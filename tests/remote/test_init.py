@@ -221,7 +221,7 @@ def test_pull_demands_signatures_too_and_keeps_them(
     remote: RemoteStore, store: LocalStore, other: LocalStore, warmed: Manifest, trust: Trust, tmp_path: Path, url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("neffcache.flows.fetching.titan_installed", lambda: False)
+    monkeypatch.setattr("neffcache.flows.resolve.titan_installed", lambda: False)
     settings = RemoteSettings.read(RemoteOptions(remote=url), {})
     wanted = Wanted(requests=(REQUEST,))
     environ: Mapping[str, str] = {"TMPDIR": str(tmp_path)}
