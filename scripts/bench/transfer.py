@@ -6,7 +6,7 @@ hash every byte on both sides, and after each pull every file is hashed once mor
 process of its own, so start-up counts; `noop` is the pull itself, without the
 interpreter's start. Exit 1 when a bar does not hold.
 
-    .venv/bin/python scripts/bench/transfer.py [--rounds 3] [--small 1000] [--large 48] [--json]
+    .venv/bin/python scripts/bench/transfer.py [--rounds 7] [--small 1000] [--large 48] [--json]
 """
 
 from __future__ import annotations
@@ -154,12 +154,14 @@ def measure(rounds: int, small: int, large: int, place: Path) -> dict[str, Any]:
                 noop.append((document["seconds"], document["requests"]["total"]))
             shutil.rmtree(place / "pulled")
             shutil.rmtree(place / "copied")
-    medians = {name: statistics.median(values) for name, values in taken.items()}
+
+    def over(verb: str) -> float:
+        """The median of the rounds: the two of a round stand beside each other, whatever else the machine did then."""
+        pairs = zip(taken[f"s5cmd_{verb}"], taken[verb], strict=True)
+        return round(statistics.median(theirs / ours for theirs, ours in pairs), 3)
+
     return {
-        "ratios": {
-            "pull_over_s5cmd": round(medians["s5cmd_pull"] / medians["pull"], 3),
-            "push_over_s5cmd": round(medians["s5cmd_push"] / medians["push"], 3),
-        },
+        "ratios": {"pull_over_s5cmd": over("pull"), "push_over_s5cmd": over("push")},
         "peak_rss_bytes": peak,
         "noop": {"seconds": round(statistics.median(s for s, _ in noop), 3), "requests": max(n for _, n in noop)},
         "bytes": size,
@@ -172,7 +174,7 @@ def measure(rounds: int, small: int, large: int, place: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", type=int, default=1000, help="files of 200 kB")
     parser.add_argument("--large", type=int, default=48, help="files of 16 MB")
     parser.add_argument("--place", type=Path, help="where to work [the system's temporary place]")
@@ -192,6 +194,9 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(found, indent=1))
     else:
+        for verb in ("push", "pull"):
+            pairs = zip(found["seconds"][f"s5cmd_{verb}"], found["seconds"][verb], strict=True)
+            print(f"{verb}_over_s5cmd by round: {' '.join(f'{theirs / ours:.2f}' for theirs, ours in pairs)}")
         for name, values in found["seconds"].items():
             median = statistics.median(values)
             print(f"{name:11} {median:7.2f} s  {found['bytes'] / median / 1e6:7.0f} MB/s")
