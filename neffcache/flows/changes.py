@@ -92,6 +92,8 @@ def _workload(inside: Sequence[str], right: Any, other: Other) -> tuple[Kind, st
         return "install", f"TorchTitan {right}"
     if part == "packages" and names:
         return "install", f"no {names[0]} (or nothing that imports it)" if right is MISSING else f"{names[0]} {right}"
+    if part == "files" and names:
+        return "install", f"another {names[0]} of Hugging Face"
     if part == "sources" and names:
         return "code", f"the same code of {names[0]}; --trace tells whether the graphs differ: when not, run goes on"
     return "none", f"{part} cannot be chosen"

@@ -72,7 +72,7 @@ def hide(packages: frozenset[str]) -> None:
 def _look(given: dict[str, Any], found: dict[str, Any]) -> None:
     from neffcache.key.canonical import digest
     from neffcache.key.target import Mesh, resolve_mesh
-    from neffcache.trace import titan
+    from neffcache.trace import hub, titan
     from neffcache.trace.capture import Capture
     from neffcache.trace.tracer import trace
 
@@ -82,7 +82,7 @@ def _look(given: dict[str, Any], found: dict[str, Any]) -> None:
     found["mode"] = titan.execution_mode(config)
     found["mesh"] = titan.mesh_degrees(config)
     found["arguments"] = arguments
-    found["files"] = titan.hub_files(config)
+    found["files"] = list(hub.contents(config))
     found["replaced"] = [entry.what for entry in replaced if entry.changes_meaning]
     # What does not fit its world is refused before anything is built.
     resolve_mesh(Mesh(**found["mesh"]), given["world_size"])

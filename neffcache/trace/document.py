@@ -24,7 +24,7 @@ from neffcache.inference import Workload
 from neffcache.key.canonical import digest, sha256_hex
 from neffcache.key.environment import graph_environment
 from neffcache.key.workload import CALLABLE
-from neffcache.trace import inference, titan
+from neffcache.trace import hub, inference, titan
 
 ALWAYS = ("torchtitan", "spmd_types")
 """Packages whose code makes the graphs of every TorchTitan job."""
@@ -37,20 +37,23 @@ Not by what happens to be imported: that depends on who asks first.
 
 
 def workload_document(config: Any, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The whole document of a Trainer.Config: {"config", "sources", "environment", "torchtitan", "packages"}.
+    """The whole document of a Trainer.Config: {"config", "sources", "environment", "torchtitan", "packages"}, and
+    {"files"} of a configuration that takes its shapes from Hugging Face.
 
-    Raises Unsupported for a value that has no canonical form.
+    Raises Unsupported for a value that has no canonical form, and for a file that cannot be read.
     """
     packages: set[str] = set(ALWAYS)
     encoded = encode(config, packages, "config")
     for target in config.override.imports:
         packages.add((target if isinstance(target, str) else target[0]).rpartition(".")[0])
+    files = hub.contents(config)
     return {
         "config": encoded,
         "sources": sources(packages),
         "environment": graph_environment(environ),
         "torchtitan": titan.version(),
         "packages": {name: version for name in VERSIONED if (version := _version(name))},
+        **({"files": files} if files else {}),
     }
 
 

@@ -292,12 +292,6 @@ def _option(config: Any, path: str) -> Any:
     return node
 
 
-def hub_files(config: Any) -> list[str]:
-    """What a configuration reads from Hugging Face for its shapes, as "organisation/model/file"."""
-    model = getattr(config, "hf_model", "")
-    return [f"{model}/config.json"] if model else []
-
-
 def option_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every option that can be set and its value, by dotted path (the model's own tree is not settable)."""
     for field in dataclasses.fields(config):

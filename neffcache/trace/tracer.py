@@ -78,16 +78,7 @@ class Training:
         titan.prepare_for_tracing(self.config, fake_mode, alone=alone)
 
     def build(self, fake_mode: Any) -> Any:
-        try:
-            return self.config.build()
-        except OSError as fault:
-            if not (files := titan.hub_files(self.config)):
-                raise
-            raise Unsupported(
-                f"{self.what} takes its shapes from {files[0]} of Hugging Face, which cannot be read here",
-                hint=f"hf download {files[0].rpartition('/')[0]} config.json, or HF_HUB_CACHE=DIR that has it",
-                details={"files": files, "cause": str(fault)[:300]},
-            ) from fault
+        return self.config.build()
 
     def steps(self, built: Any, fake_mode: Any, enter: Callable[[str], None], steady: str) -> Iterator[None]:
         return titan.run_fake_steps(built, fake_mode, enter)

@@ -115,19 +115,3 @@ def test_an_operator_that_the_program_itself_defines_cannot_be_compiled_elsewher
     with pytest.raises(Uncacheable, match="defined in __main__") as caught:
         payload.pack(gm, payload_text(gm))
     assert isinstance(caught.value, Unsupported)
-
-
-def test_a_configuration_file_that_cannot_be_had_is_named() -> None:
-    from types import SimpleNamespace
-
-    from neffcache.errors import Unsupported
-    from neffcache.trace.tracer import Training
-
-    def build() -> None:
-        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files")
-
-    with pytest.raises(Unsupported, match=r"takes its shapes from org/model/config\.json of") as caught:
-        Training(SimpleNamespace(hf_model="org/model", build=build), cpu=False).build(None)
-    assert caught.value.hint.startswith("hf download org/model config.json")
-    with pytest.raises(OSError, match="couldn't connect"):
-        Training(SimpleNamespace(build=build), cpu=False).build(None)
