@@ -8,7 +8,9 @@ this machine first, and takes a local folder for a name too.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from neffcache.errors import Unsupported
@@ -47,7 +49,7 @@ def _content(model: str, name: str) -> str:
     stands: Mapping[str, Any] = {key: value for key, value in found.items() if not key.startswith("_")}
     if not stands.get("auto_map"):
         return digest(stands)
-    commit = found.get("_commit_hash")
+    commit = _commit(model)
     code = [value for entry in stands["auto_map"].values() for value in (entry if isinstance(entry, list) else [entry])]
     if not commit or any("--" in str(value) for value in code):
         raise Unsupported(
@@ -55,3 +57,14 @@ def _content(model: str, name: str) -> str:
             hint="name a model of Hugging Face whose code is in its own repository",
         )
     return digest({"file": stands, "commit": commit})
+
+
+def _commit(model: str) -> str:
+    """The commit that this machine's cache has of a repository, "" for a local folder."""
+    cache: Any = importlib.import_module("huggingface_hub")
+    try:
+        path = cache.try_to_load_from_cache(model, FILE)
+    except ValueError:
+        return ""
+    name = Path(path).parent.name if isinstance(path, str) else ""
+    return name if re.fullmatch("[0-9a-f]{40}", name) else ""

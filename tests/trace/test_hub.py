@@ -18,7 +18,7 @@ from neffcache.trace import hub
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    commit: list[str | None] = ["1" * 40]
+    commit = ["1" * 40]
 
     class PretrainedConfig:
         @staticmethod
@@ -27,11 +27,12 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 found = json.loads((Path(name) / "config.json").read_text())
             except FileNotFoundError as fault:
                 raise OSError("We couldn't connect to 'https://huggingface.co' to load the files") from fault
-            return {**found, "_commit_hash": commit[0]}, {}
+            return {**found, "_name_or_path": name}, {}
 
     stub = ModuleType("transformers")
     stub.PretrainedConfig = PretrainedConfig  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", stub)
+    monkeypatch.setattr(hub, "_commit", lambda _: commit[0])
 
     def write(**values: Any) -> str:
         (tmp_path / "config.json").write_text(json.dumps(values))
@@ -60,9 +61,23 @@ def test_a_commit_counts_where_the_repository_has_code(model: Any) -> None:
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_code_that_no_commit_names_is_refused(model: Any, elsewhere: bool) -> None:
     if not elsewhere:
-        model.commit[0] = None
+        model.commit[0] = ""
     with pytest.raises(Unsupported, match="brings code of its own"):
         model(auto_map={"AutoModel": ["other/place--modeling.Model" if elsewhere else "modeling.Model"]})
+
+
+def test_the_commit_is_that_of_this_machine_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = pytest.importorskip("huggingface_hub")
+    find = cache.try_to_load_from_cache
+    monkeypatch.setattr(cache, "try_to_load_from_cache", lambda model, file: find(model, file, cache_dir=tmp_path))
+    for commit, found in (("1" * 40, "1" * 40), ("by-hand", "")):
+        place = tmp_path / "models--org--model"
+        (place / "snapshots" / commit).mkdir(parents=True)
+        (place / "snapshots" / commit / "config.json").write_text("{}")
+        (place / "refs").mkdir(exist_ok=True)
+        (place / "refs" / "main").write_text(commit)
+        assert hub._commit("org/model") == found
+    assert hub._commit("org/absent") == hub._commit(str(tmp_path)) == ""
 
 
 def test_a_file_that_cannot_be_had_is_named(model: Any) -> None:
