@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -76,13 +79,18 @@ class RankReport:
 
 
 class ReportFile:
-    """Writes a rank's report to `directory`/rank-<n>.json by rename, after every event that matters."""
+    """Writes a rank's report to `directory`/rank-<n>.json by rename, after every event that matters.
+
+    From any thread: Inductor starts compilers in threads of its own, and each start is an event.
+    """
 
     def __init__(self, directory: Path, report: RankReport) -> None:
         self._path = directory / f"rank-{report.rank}.json"
         self.report = report
         self.started = time.monotonic()
         self._saved = 0.0
+        self._saving = threading.RLock()
+        self._numbers = itertools.count()
 
     def now(self) -> float:
         return round(time.monotonic() - self.started, 4)
@@ -90,10 +98,17 @@ class ReportFile:
     def save(self, state: str | None = None) -> None:
         if state is not None:
             self.report.state = state
-        self._saved = time.monotonic()
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"schema": 1, **asdict(self.report)}))
-        os.replace(temporary, self._path)
+        with self._saving:  # entered again by a signal's handler, hence a name for each
+            self._saved = time.monotonic()
+            temporary = self._path.with_suffix(f".{os.getpid()}.{next(self._numbers)}.tmp")
+            temporary.write_text(self._text())
+            os.replace(temporary, self._path)
+
+    def _text(self) -> str:
+        for _ in range(100):
+            with contextlib.suppress(RuntimeError):  # another thread has entered something meanwhile
+                return json.dumps({"schema": 1, **asdict(self.report)})
+        return json.dumps({"schema": 1, **asdict(self.report)})
 
     def refused(self) -> None:
         """Save, and leave the mark that the launcher looks for."""
