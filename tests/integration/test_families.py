@@ -91,7 +91,7 @@ def test_a_planted_short_batch_is_in_the_manifest(tmp_path: Path) -> None:
     warm = neffcache(tmp_path / "store", "warm", "llama3_debugmodel", *options)
     assert warm.code == 0, warm.stderr[-3000:]
     shown = neffcache(tmp_path / "store", "show", warm.document["manifest"])
-    assert "last_short_batch" in shown.document["phases"]
+    assert "last_short_batch" in shown.document["document"]["phases"]
     answer = neffcache(tmp_path / "store", "run", "llama3_debugmodel", "--steps", "5", *options)
     assert_hits_and_compiles_nothing(answer)
     assert answer.document["steps"] == 4
