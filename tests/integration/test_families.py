@@ -92,6 +92,12 @@ def test_a_planted_short_batch_is_in_the_manifest(tmp_path: Path) -> None:
     assert warm.code == 0, warm.stderr[-3000:]
     shown = neffcache(tmp_path / "store", "show", warm.document["manifest"])
     assert "last_short_batch" in shown.document["document"]["phases"]
+    phases = shown.document["document"]["rank_classes"][0]["graphs"]
     answer = neffcache(tmp_path / "store", "run", "llama3_debugmodel", "--steps", "5", *options)
-    assert_hits_and_compiles_nothing(answer)
-    assert answer.document["steps"] == 4
+    assert answer.code == 0, answer.stderr[-3000:]
+    assert (answer.document["identity"], len(answer.document["losses"])) == ("proved", 4)
+    for rank in answer.document["ranks"]:
+        assert (rank["misses"], rank["compiles"]) == (0, 0)
+        # Fake tensors give the single sequence of the first layer another stride than that of the others, so the phase
+        # has both; a real run needs one of them.
+        assert len(phases["first_step"]) < rank["hits"] <= rank["graphs"]
