@@ -8,6 +8,7 @@ this machine first, and takes a local folder for a name too.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,8 +51,8 @@ def _content(model: str, name: str) -> str:
     if not stands.get("auto_map"):
         return digest(stands)
     commit = _commit(model)
-    code = [value for entry in stands["auto_map"].values() for value in (entry if isinstance(entry, list) else [entry])]
-    if not commit or any("--" in str(value) for value in code):
+    # "other/repository--module.Class" is code of somewhere else, which this commit does not name.
+    if not commit or "--" in json.dumps(stands["auto_map"]):
         raise Unsupported(
             f"{model} brings code of its own (auto_map in {FILE}), and nothing says which version of it",
             hint="name a model of Hugging Face whose code is in its own repository",

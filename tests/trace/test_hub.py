@@ -58,6 +58,10 @@ def test_a_commit_counts_where_the_repository_has_code(model: Any) -> None:
     assert model(hidden_size=64, **code) != coded
 
 
+def test_a_map_of_another_form_ends_in_no_traceback(model: Any) -> None:
+    assert model(auto_map=["modeling.Model"]) != model(auto_map="modeling.Model")
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_code_that_no_commit_names_is_refused(model: Any, elsewhere: bool) -> None:
     if not elsewhere:
