@@ -6,7 +6,7 @@ pages and the neuronx-cc error list (Neuron 2.33).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,16 +69,18 @@ def findings(gm: fx.GraphModule) -> list[Finding]:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
-                for each in _of_node(node):
+                for each in _of_node(node, found):
                     before = found.get(each.rule)
                     found[each.rule] = each if before is None else replace(before, count=before.count + 1)
     return list(found.values())
 
 
-def _of_node(node: fx.Node) -> Iterator[Finding]:
+def _of_node(node: fx.Node, found: Container[str]) -> Iterator[Finding]:
     values = _tensors(node.meta.get("val"))
     if any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
-        yield Finding("dynamic-shape", node.name, f"{node.target}: {_shape(values)}")
+        # To write symbolic sizes out takes long, and is read of the first node only.
+        detail = "" if "dynamic-shape" in found else f"{node.target}: {_shape(values)}"
+        yield Finding("dynamic-shape", node.name, detail)
     dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
     if any(name.startswith(_NARROW) for name in dtypes):
         yield Finding("float8", node.name, f"{node.target}: {', '.join(dtypes)}")

@@ -18,7 +18,7 @@ from neffcache.graph.payload import pack
 from neffcache.graph.text import GraphText, canonical_text
 from neffcache.graph.uncacheable import Uncacheable
 from neffcache.key.canonical import digest
-from neffcache.trace import torch_internals
+from neffcache.trace import torch_fakes, torch_internals
 
 
 @dataclass
@@ -134,6 +134,7 @@ def not_eager() -> Iterator[None]:
 
 
 _NOT_OPERATORS = ("prim", "profiler")
+_DEVICE: Any = torch.ops.prim.device.default
 
 
 class EagerOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -153,7 +154,9 @@ class EagerOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _NOT_OPERATORS:
-            return func(*args, **(kwargs or {}))
+            # C++ asks every FakeTensor for its device, twice for each operator: not worth another dispatch.
+            device = torch_fakes.device(args[0]) if func is _DEVICE else None
+            return device or func(*args, **(kwargs or {}))
         for kind in types:
             if issubclass(kind, DTensor):
                 return NotImplemented  # seen again as the local operators that it becomes

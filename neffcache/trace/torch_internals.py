@@ -10,7 +10,8 @@ What is touched, and why a public way does not serve:
   AsyncCollectiveTensor, so its graph differs.
 - `torch._inductor.config` and `torch._functorch.config`: settings that change generated code.
 - `torch._dynamo.symbolic_convert.get_funcname`: tokenizes each source file that Dynamo meets, for a line of a log that
-  is nearly always off.
+  is nearly always off; `torch._functorch._aot_autograd.graph_compile._log_joint_graph`, `_log_fw_bw_graphs` print
+  every graph for one.
 - `torch.nn.attention.flex_attention._validate_device`: refuses gradients on a CPU; a trace runs nothing, and stands for
   a device that has them. (A CPU that is to run such a graph still refuses it when it compiles.)
 - `torch.fx.GraphModule.__deepcopy__`: fails for a real constant tensor under an ambient FakeTensorMode.
@@ -59,6 +60,11 @@ TOUCHED = (
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
     ("torch._dynamo.symbolic_convert", "get_funcname"),
     ("torch._dynamo.output_graph", "trace_call_log"),
+    ("torch._functorch._aot_autograd.graph_compile", "_log_joint_graph"),
+    ("torch._functorch._aot_autograd.graph_compile", "_log_fw_bw_graphs"),
+    ("torch._functorch._aot_autograd.graph_compile", "aot_joint_log"),
+    ("torch._functorch._aot_autograd.graph_compile", "aot_graphs_log"),
+    ("torch._logging._internal", "trace_log"),
     ("torch._dynamo.config", "automatic_dynamic_shapes"),
     ("torch._dynamo.config", "assume_static_by_default"),
     ("torch._dynamo.config", "fail_on_recompile_limit_hit"),
@@ -207,6 +213,23 @@ def no_unread_log_lines() -> None:
         return name
 
     convert.get_funcname = get_funcname
+    _graphs_unprinted()
+
+
+def _graphs_unprinted() -> None:
+    """AOTAutograd prints every graph; here only where a log, or the cache that keeps what is printed, is there."""
+    stages: Any = importlib.import_module("torch._functorch._aot_autograd.graph_compile")
+    traced = importlib.import_module("torch._logging._internal").trace_log
+
+    def when_read(prints: Callable[..., Any], log: Any, unprinted: Any) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            read = traced.handlers or log.isEnabledFor(logging.INFO) or args[-1].cache_info is not None
+            return prints(*args) if read else unprinted
+
+        return call
+
+    stages._log_joint_graph = when_read(stages._log_joint_graph, stages.aot_joint_log, None)
+    stages._log_fw_bw_graphs = when_read(stages._log_fw_bw_graphs, stages.aot_graphs_log, (None, None))
 
 
 def compile_name(gm: torch.fx.GraphModule, kind: str) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from neffcache.errors import NeffcacheError, Unsupported
 from neffcache.graph.settings import current_settings
-from neffcache.trace import titan, torch_internals
+from neffcache.trace import titan, torch_fakes, torch_internals
 from neffcache.trace.capture import Capture, CapturedGraph, EagerOps
 from neffcache.trace.inference import Inference
 
@@ -104,6 +104,7 @@ def trace(
     """
     started = time.perf_counter()
     torch_internals.probe()
+    torch_fakes.probe()
     os.environ.update(NGPU=str(world_size), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size))
     if meet is not None:
         os.environ.update(MASTER_ADDR=meet[0], MASTER_PORT=str(meet[1]))
@@ -130,6 +131,7 @@ def trace(
             stack.enter_context(torch_internals.attention_for_any_device())
             stack.enter_context(torch_internals.equal_elements_propagated_once())
             stack.enter_context(torch_internals.spans_unmarked())
+            stack.enter_context(torch_fakes.fakes_at_once())
             stack.enter_context(torch_internals.graphs_copied_with_their_constants())
             built = _reasoned(lambda: program.build(fake), program.what)
             stack.enter_context(ops)

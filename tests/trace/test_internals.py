@@ -15,6 +15,7 @@ pytest.importorskip("torchtitan")
 
 MODULES = [
     "neffcache.trace.torch_internals",
+    "neffcache.trace.torch_fakes",
     "neffcache.trace.titan",
     "neffcache.compile.host.torch_internals",
     "neffcache.graph.torch_internals",
@@ -108,6 +109,37 @@ def test_function_names_are_looked_up_only_for_a_log_that_is_on(monkeypatch: pyt
     assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1) is None
     monkeypatch.setattr(log, "isEnabledFor", lambda level: True)
     assert convert.get_funcname(here.co_filename, here.co_firstlineno + 1).endswith(here.co_name)
+
+
+def test_graphs_are_printed_only_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    internals = importlib.import_module("neffcache.trace.torch_internals")
+    stages = importlib.import_module("torch._functorch._aot_autograd.graph_compile")
+    for name in ("_log_joint_graph", "_log_fw_bw_graphs"):
+        monkeypatch.setattr(stages, name, getattr(stages, name))
+    convert = importlib.import_module("torch._dynamo.symbolic_convert")
+    monkeypatch.setattr(convert, "get_funcname", convert.get_funcname)
+    internals.no_unread_log_lines()
+    printed: list[str] = []
+    printing = torch.fx.GraphModule.print_readable
+
+    def noted(gm: Any, *args: Any, **options: Any) -> Any:
+        printed.append(type(gm).__name__)
+        return printing(gm, *args, **options)
+
+    monkeypatch.setattr(torch.fx.GraphModule, "print_readable", noted)
+    monkeypatch.setattr(importlib.import_module("torch._logging._internal").trace_log, "handlers", [])  # pytest's
+    backend = internals.aot_backend(lambda kind, gm, inputs, settings: lambda given: gm(*given), dict)
+
+    def compiled() -> int:
+        torch._dynamo.reset()
+        printed.clear()
+        torch.compile(lambda x: (x * x).sum(), backend=backend)(torch.ones(3, requires_grad=True)).backward()
+        return len(printed)
+
+    assert compiled() == 0
+    for log in (stages.aot_joint_log, stages.aot_graphs_log):
+        monkeypatch.setattr(log, "isEnabledFor", lambda level: True)
+    assert compiled() >= 3
 
 
 def test_an_import_error_made_of_another_names_the_package_that_is_absent() -> None:
