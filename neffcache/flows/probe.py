@@ -22,7 +22,7 @@ from neffcache.key.target import Mesh, resolve_mesh
 from neffcache.trace.registries import Registered
 
 WORKER = "neffcache.flows.worker_probe"
-SECONDS = 240.0
+SECONDS = 600.0
 MEMORY = 6_000_000_000
 
 

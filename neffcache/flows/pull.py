@@ -289,7 +289,8 @@ class _Pull:
             else:
                 good.append(plain(record))
         self.store.put_graphs(good)
-        for _ in good:
+        for record in good:
+            usable[record.compile_key] = True  # or else the store had refused it
             self.tally.sent()
         for found in self.contents.manifests.values():
             gone = self._lacking([item.sha256 for item in found.artifacts])

@@ -106,6 +106,17 @@ def _session() -> Any:
     return session
 
 
+class _Blocks:
+    """A file that is read in blocks of `CHUNK` bytes; urllib3 asks for 16 kB, at a system call or two each."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size if size < 0 else max(size, CHUNK))
+
+
 class Client:
     """One bucket below one prefix. Safe to use from several threads."""
 
@@ -251,7 +262,7 @@ class Client:
 
         def put() -> str:
             with contextlib.ExitStack() as stack:
-                content = body if isinstance(body, (bytes, bytearray)) else stack.enter_context(body())
+                content = body if isinstance(body, (bytes, bytearray)) else _Blocks(stack.enter_context(body()))
                 answer = self._s3.put_object(
                     Key=self.url.key(name),
                     Body=content,
@@ -328,7 +339,7 @@ class Client:
         def put() -> str:
             with opened() as content:
                 answer = self._s3.upload_part(
-                    Key=key, UploadId=upload, PartNumber=number, Body=content, ContentLength=size,
+                    Key=key, UploadId=upload, PartNumber=number, Body=_Blocks(content), ContentLength=size,
                     ChecksumSHA256=checksum, **self._reading,
                 )  # fmt: skip
             self.count("bytes_sent", size)

@@ -261,7 +261,9 @@ def encode(record: Record) -> bytes:
     if record.sealed:
         document["seal"] = _seal_of(document)
     try:
-        return json.dumps(document, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=1).encode() + b"\n"
+        # Indented by msgspec: `json` does it in Python, and a pull writes hundreds of records.
+        text = json.dumps(document, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+        return msgspec.json.format(text, indent=1) + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreFault(f"a {type(record).__name__} holds what JSON cannot: {error}") from error
 

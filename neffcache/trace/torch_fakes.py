@@ -7,7 +7,10 @@ optimizer's step names all of them. For a FakeTensor of plain, static sizes
 - a view, and a fresh tensor, is what the operator's meta kernel gives, as FakeTensorMode itself would ask it;
 - an operator that gives nothing back and only writes into FakeTensors does nothing, for they hold nothing.
 
-Everything else goes to FakeTensorMode: symbolic sizes, tensors that have a value (`torch.tensor(1.0)`), subclasses.
+Everything else goes to FakeTensorMode: symbolic sizes, tensors that have a value (`torch.tensor(1.0)`), subclasses, and
+all that happens while a graph is made, where a training process asks it too. Outside of graphs a training process asks
+the kernels, and so is the stride of a dimension of size 1 here, which FakeTensorMode makes up otherwise: llama3_8b's
+first layer had a graph more in a trace than on any rank.
 And FSDP, which cuts a parameter into all pieces to take one or two of them, gets those.
 
 What is touched: `FakeTensorMode.dispatch`, `in_kernel_invocation_manager`, FakeTensor's constructor and its fields
@@ -26,6 +29,7 @@ from typing import Any
 import torch
 
 from neffcache.probing import require
+from neffcache.trace import torch_internals
 
 CHECKED_ON = "2.14"
 TOUCHED = (
@@ -62,7 +66,7 @@ def fakes_at_once() -> Iterator[None]:
     whole, pieces = fakes.FakeTensorMode.dispatch, sharded._chunk_with_empty
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = at_once(mode, func, args, kwargs or {})
+        known = None if torch_internals.compiling() else at_once(mode, func, args, kwargs or {})
         return whole(mode, func, types, args, kwargs or {}) if known is None else known[0]
 
     fakes.FakeTensorMode.dispatch = dispatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,27 @@ def test_small_files_travel_in_packs_and_cost_no_request_each(
     assert pull(connect(), other, target(made)).complete
     assert len(front.seen) == 3, "the manifest, its records, their files"
     assert tree(other).keys() >= {layout.blob_name(sha256_hex(content("one 99")))}
+
+
+def test_a_file_is_handed_to_the_socket_in_large_blocks(
+    connect: Connect, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that is read by 16 kB costs the sender more than its digest does."""
+    sizes: list[int] = []
+    send_one = http.client.HTTPConnection.send
+
+    def noted(connection: http.client.HTTPConnection, data: bytes) -> None:
+        sizes.append(len(data))
+        send_one(connection, data)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "send", noted)
+    monkeypatch.setattr(send, "MULTIPART", 6 * MB)
+    put_job(store, "one", large=5 * MB)
+    put_job(store, "two", large=7 * MB, job="next")
+    sent(connect, store)
+    bodies = [size for size in sizes if size > 1 << 15]
+    assert sum(bodies) >= 12 * MB
+    assert len(bodies) <= 12 + 4, "a block is a megabyte"
 
 
 def test_a_pull_with_nothing_to_do_is_one_request_and_reads_no_blob(

@@ -21,13 +21,13 @@ aten: Any = torch.ops.aten
 
 
 @contextlib.contextmanager
-def asked() -> Iterator[list[str]]:
-    """The operators that FakeTensorMode itself is asked about."""
+def asked(*, within: Callable[[], bool] = lambda: True) -> Iterator[list[str]]:
+    """The operators that FakeTensorMode itself is asked about, while `within()`."""
     names: list[str] = []
     whole = torch_fakes.fakes.FakeTensorMode.dispatch
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "prim":
+        if func.namespace != "prim" and within():
             names.append(func.name())
         return whole(mode, func, types, args, kwargs or {})
 
@@ -107,6 +107,46 @@ def test_views_and_fresh_tensors_are_those_of_the_mode(name: str, grad: bool) ->
     operator = (VIEWS | FRESH)[name]
     whole, short = both(lambda: operator(of(4, 6, requires_grad=grad)))
     assert len(short) < len(whole)
+
+
+@given(st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=4), st.data())
+def test_strides_are_those_of_an_eager_run_where_a_dimension_has_size_1(shape: list[int], data: st.DataObject) -> None:
+    """FakeTensorMode makes up its own; a first layer with another stride is another graph."""
+    order = data.draw(st.permutations(range(len(shape))))
+    into = [*data.draw(st.permutations([size for size in shape if size > 1]))]
+    for place in data.draw(st.lists(st.integers(0, 3), max_size=3)):
+        into.insert(place, 1)
+
+    def program() -> Any:
+        one = of(*shape).permute(order)
+        try:
+            return one.view(into).stride(), one.unsqueeze(0).stride(), one.detach().stride()
+        except RuntimeError:
+            return "refused"
+
+    real = program()
+    with torch_fakes.fakes_at_once(), torch_internals.fake_mode():
+        assert program() == real
+
+
+def test_a_graph_is_made_as_a_training_process_makes_it() -> None:
+    """There FakeTensorMode is asked about everything."""
+
+    def program(x: Any) -> Any:
+        return x.view(6, 4).detach() + torch.zeros(6, 4)
+
+    def compiled() -> list[str]:
+        torch._dynamo.reset()
+        with asked(within=torch_internals.compiling) as names, torch_fakes.fakes_at_once(), torch_internals.fake_mode():
+            torch.compile(program, backend="aot_eager")(of(4, 6))
+        return names
+
+    short = compiled()
+    assert {"aten::view", "aten::zeros", "aten::detach"} <= set(short)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_fakes, "at_once", lambda *_: None)
+        whole = compiled()
+    assert short == whole
 
 
 def test_a_view_shares_the_storage_of_what_it_is_a_view_of() -> None:
