@@ -35,6 +35,7 @@ FULL_AC = ["--set", "activation_checkpoint=full"]
 NO_AC = ["--set", "activation_checkpoint=none"]
 BUDGET_AC = ["--set", "activation_checkpoint=memory-budget"]
 LOSS = ["--set", "compile.components=model,loss"]
+ONE_SEQUENCE = ["--set", "training.local_batch_size=1"]
 PHASES = ["--set", "validator.enable=true", "--set", "training.global_batch_size=8"]
 
 RUNS = {
@@ -46,6 +47,7 @@ RUNS = {
     "full-ac": ("llama3_debugmodel", FULL_AC),
     "no-ac": ("llama3_debugmodel", NO_AC),
     "memory-budget-ac": ("llama3_debugmodel", BUDGET_AC),
+    "one-sequence": ("llama3_debugmodel", ONE_SEQUENCE),
     "compiled-loss": ("llama3_debugmodel", LOSS),
     "accumulation-and-validation": ("llama3_debugmodel", PHASES),
     "qwen3": ("qwen3_debugmodel", []),

@@ -68,8 +68,7 @@ def traces(job: Job, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
 def test_ranks_and_hash_seeds_give_the_same_graphs(job: Job, traces: list[dict[str, Any]]) -> None:
     assert job.world_size == 64
     first = keys(traces[0])
-    assert [kind for _, kind, _, _ in first].count("forward") == 2
-    assert len(first) == len(set(first)) == 4
+    assert sorted(kind for _, kind, _, _ in first) == ["backward", "forward"], "all layers share them, the first too"
     for (rank, seed), trace in zip(ASKED, traces, strict=True):
         assert keys(trace) == first, f"rank {rank} with hash seed {seed} has other graphs than rank 0"
         assert handed_over(trace) == handed_over(traces[0]), "equal texts, and what is compiled differs"
