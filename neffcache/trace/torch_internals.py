@@ -222,9 +222,11 @@ def _graphs_unprinted() -> None:
     traced = importlib.import_module("torch._logging._internal").trace_log
 
     def when_read(prints: Callable[..., Any], log: Any, unprinted: Any) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            read = traced.handlers or log.isEnabledFor(logging.INFO) or args[-1].cache_info is not None
-            return prints(*args) if read else unprinted
+        def call(*args: Any, **options: Any) -> Any:
+            # The last argument is AOTAutograd's configuration; called in another way it prints, as it always did.
+            known = not options and hasattr(args[-1], "cache_info") and args[-1].cache_info is None
+            unread = known and not traced.handlers and not log.isEnabledFor(logging.INFO)
+            return unprinted if unread else prints(*args, **options)
 
         return call
 
