@@ -7,11 +7,13 @@ the index. A fault of it is logged and costs what was remembered, never the comm
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,7 @@ from typing import Any, Literal, Self, TypeVar
 import diskcache
 import msgspec
 
+from neffcache.errors import StoreFault
 from neffcache.store import layout
 from neffcache.store.files import remove
 from neffcache.store.local import LocalStore
@@ -115,8 +118,9 @@ class Reading:
 class Index:
     """The index of one writable store. Use as a context manager, or call `close`."""
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         self._cache = cache
+        self._alone = alone
         self.faults = 0
         self.rejected = 0
 
@@ -127,16 +131,13 @@ class Index:
         Raises StoreFault when the store was opened to read only.
         """
         store.base.need_writable()
-        folder = store.base.directory(layout.INDEX)
-        for _ in range(2):
-            try:
-                _check_settings(folder / diskcache.core.DBNAME)
-                return cls(diskcache.Cache(str(folder), timeout=TIMEOUT, disk=JsonDisk, **SETTINGS))
-            except (*FAULTS, ValueError, TypeError, KeyError, AttributeError) as error:
-                log.warning("the index %s cannot be used and is made anew: %s", folder, error)
-                remove(folder)
-                folder = store.base.directory(layout.INDEX)
-        return cls(None)
+        alone = functools.partial(store.base.lock, layout.INDEX, timeout=TIMEOUT)
+        try:
+            with alone():  # what somebody has half made, or is closing, looks damaged
+                return cls(_opened(store), alone)
+        except StoreFault as error:
+            log.warning("the index is passed over: %s", error.message)
+            return cls(None)
 
     @classmethod
     def look(cls, store: LocalStore) -> Reading:
@@ -174,7 +175,8 @@ class Index:
     def close(self) -> None:
         """Close the database; the index may be deleted afterwards."""
         if self._cache is not None:
-            self._try(self._cache.close, None)
+            with contextlib.suppress(StoreFault), self._alone():
+                self._try(self._cache.close, None)
 
     # Costs
 
@@ -279,6 +281,20 @@ class Index:
             self.faults += 1
             log.warning("the index has a fault and is passed over: %s", error)
             return otherwise
+
+
+def _opened(store: LocalStore) -> Any:
+    """The database, made anew where it cannot be used; None when that fails too. Raises StoreFault."""
+    folder = store.base.directory(layout.INDEX)
+    for _ in range(2):
+        try:
+            _check_settings(folder / diskcache.core.DBNAME)
+            return diskcache.Cache(str(folder), timeout=TIMEOUT, disk=JsonDisk, **SETTINGS)
+        except (*FAULTS, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("the index %s cannot be used and is made anew: %s", folder, error)
+            remove(folder)
+            folder = store.base.directory(layout.INDEX)
+    return None
 
 
 def _check_settings(database: Path) -> None:

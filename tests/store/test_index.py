@@ -217,14 +217,30 @@ def test_readers_do_not_open_it(store: LocalStore) -> None:
     assert not (store.root / "index").exists()
 
 
-def test_several_writers_share_it(store: LocalStore, child) -> None:
+def test_one_that_somebody_is_just_making_is_not_made_anew(store: LocalStore, monkeypatch) -> None:
+    monkeypatch.setattr("neffcache.store.index.TIMEOUT", 0.05)
+    half = store.base.directory("index") / "cache.db"
+    half.write_bytes(b"half a database")
+    with store.base.lock("index"), Index.open(store) as index:
+        index.put_cost(KEY, Cost(1.0, None, 3))
+        assert index.cost(KEY) is None
+        assert half.read_bytes() == b"half a database"
+    with Index.open(store) as index:
+        assert half.read_bytes() != b"half a database"
+        index.put_cost(KEY, Cost(1.0, None, 3))
+        assert index.cost(KEY) == Cost(1.0, None, 3)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_several_writers_share_it(made: bool, store: LocalStore, child) -> None:
     def write(number: int) -> None:
         with Index.open(LocalStore.open(store.root, writable=True)) as index:
             for step in range(10):
                 index.put_cost(f"{number:016d}{step:016d}", Cost(float(step), None, number * 100 + step))
             assert index.faults == 0
 
-    Index.open(store).close()
+    if made:
+        Index.open(store).close()
     children = [child(lambda number=number: write(number)) for number in range(4)]
     assert [item.wait() for item in children] == [0] * 4
     with Index.open(store) as index:
