@@ -282,7 +282,8 @@ class _Pull:
         good: list[GraphRecord] = []
         usable: dict[str, bool] = {}
         for key, record in self.contents.records.items():
-            lacking = self._lacking([record.text, *(item.sha256 for item in record.artifacts)])
+            # What was here before was looked at, what was not is fetched or a failure of the tally.
+            lacking = self._failed([record.text, *(item.sha256 for item in record.artifacts)])
             if lacking:
                 fault = errors.incomplete(self.remote.where, f"graph {key}", lacking)
                 self.tally.fail(layout.graph_name(key), self.tally.failures.get(lacking[0], fault))
@@ -293,7 +294,7 @@ class _Pull:
             usable[record.compile_key] = True  # or else the store had refused it
             self.tally.sent()
         for found in self.contents.manifests.values():
-            gone = self._lacking([item.sha256 for item in found.artifacts])
+            gone = self._failed([item.sha256 for item in found.artifacts])
             for key in found.compile_keys():
                 if key not in usable:
                     usable[key] = self._usable(key)
@@ -305,8 +306,9 @@ class _Pull:
                 self.store.put_manifest(plain(found))
                 self.tally.sent()
 
-    def _lacking(self, blobs: Iterable[str]) -> list[str]:
-        return [layout.blob_name(sha256) for sha256 in blobs if not self.store.has_blob(sha256)]
+    def _failed(self, blobs: Iterable[str]) -> list[str]:
+        failures = self.tally.failures
+        return [name for name in map(layout.blob_name, blobs) if name in failures]
 
 
 def miss(remote: RemoteStore, name: str) -> Miss:

@@ -7,6 +7,7 @@ the remote name what it does not have. Run again, it sends what is missing.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +144,6 @@ class _Push:
             self._send(small, single)
         finally:
             self.progress.end()
-        at_once(self.threads, self._put_record, list(self.ours))
         at_once(self.threads, self._put_manifest, list(self.manifests))
         at_once(self.threads, self._point, list({item.cache_key: item for item in self.manifests.values()}.values()))
         at_once(self.threads, self._attest, [item for found in self.signed.values() for item in found])
@@ -299,6 +299,8 @@ class _Push:
     # Sending
 
     def _send(self, packs: Sequence[Sequence[tuple[str, int]]], single: Sequence[str]) -> None:
+        """Send blobs, and each record as soon as all that it names is there (or failed, which fails it too)."""
+
         def pack(unit: Sequence[tuple[str, int]]) -> None:
             names = [layout.blob_name(sha256) for sha256, _ in unit]
             try:
@@ -332,11 +334,31 @@ class _Push:
                 self._failed([name], fault)
             self.progress.moved(size)
 
-        def unit(item: Sequence[tuple[str, int]] | str) -> None:
-            blob(item) if isinstance(item, str) else pack(item)
-
         units: list[Sequence[tuple[str, int]] | str] = [*sorted(single, key=lambda item: -self.sizes[item]), *packs]
-        at_once(self.threads, unit, units)
+        where = {sha256: n for n, item in enumerate(units) for sha256 in _members(item)}
+        lacking = {
+            key: {where[name] for name in (record.text, *(a.sha256 for a in record.artifacts)) if name in where}
+            for key, record in self.ours.items()
+        }
+        using: dict[int, list[str]] = {}
+        for key, numbers in lacking.items():
+            for number in numbers:
+                using.setdefault(number, []).append(key)
+        lock = threading.Lock()
+
+        def unit(number: int) -> None:
+            item = units[number]
+            blob(item) if isinstance(item, str) else pack(item)
+            with lock:
+                for key in using.get(number, ()):
+                    lacking[key].discard(number)
+                ready = [key for key in using.get(number, ()) if not lacking[key]]
+            for key in ready:
+                self._put_record(key)
+
+        free = [key for key in lacking if not lacking[key]]
+        at_once(self.threads, unit, range(len(units)))
+        at_once(self.threads, self._put_record, free)
 
     def _put_record(self, key: str) -> None:
         record, name = self.ours[key], layout.graph_name(key)
@@ -500,6 +522,10 @@ def _blob_names(record: GraphRecord) -> list[str]:
     """Everything that a record names, each once."""
     artifacts: Sequence[Artifact] = record.artifacts
     return [layout.blob_name(sha256) for sha256 in dict.fromkeys((record.text, *(a.sha256 for a in artifacts)))]
+
+
+def _members(unit: Sequence[tuple[str, int]] | str) -> list[str]:
+    return [unit] if isinstance(unit, str) else [sha256 for sha256, _ in unit]
 
 
 def _reader_of(data: bytes) -> Callable[[], bytes]:

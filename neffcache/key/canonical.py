@@ -17,10 +17,11 @@ import xxhash
 
 _EXACT_INT = 2**53 - 1
 TAGS = frozenset({"$float", "$int", "$bytes", "$map"})
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _tagged(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, str)):
+    if type(value) is str or value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
         return value if abs(value) <= _EXACT_INT else {"$int": str(value)}
@@ -31,10 +32,11 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": value.hex()}
     if isinstance(value, Mapping):
-        for name in value:
+        plain: dict[str, Any] = {}
+        for name, item in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"a key of canonical JSON must be a string, not {type(name).__name__}")
-        plain = {name: _tagged(item) for name, item in value.items()}
+            plain[name] = item if type(item) is str else _tagged(item)
         # A user's own one-entry map named like a tag must not read as the tag.
         return {"$map": plain} if len(plain) == 1 and next(iter(plain)) in TAGS else plain
     if isinstance(value, (list, tuple)):
@@ -44,41 +46,36 @@ def _tagged(value: Any) -> Any:
 
 def canonical_json(value: Any) -> bytes:
     """The RFC 8785 text of `value`; raises TypeError for anything that is not JSON (or bytes)."""
-    tagged = value if _untagged(value) else _tagged(value)
-    if _plain(tagged):
-        return json.dumps(tagged, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-    return rfc8785.dumps(tagged)
+    plain = _plain(value, TAGS)
+    if not plain:
+        value = _tagged(value)
+        plain = _plain(value, frozenset())
+    if plain:
+        text = _encode(value)
+        if text.isascii():
+            return text.encode()
+    return rfc8785.dumps(value)
 
 
-def _untagged(value: Any) -> bool:
-    """Whether `_tagged` would give the same back, told without making it."""
+def _plain(value: Any, tags: frozenset[str]) -> bool:
+    """Whether a value needs no tag (`tags`: the names that would read as one), and `json` writes it byte for byte as
+    RFC 8785 does, as long as all of it is ASCII: so with small integers, and fractions that neither writes with an
+    exponent."""
     kind = type(value)
     if kind is str or value is None or kind is bool:
         return True
+    if kind is dict:
+        if len(value) == 1 and next(iter(value)) in tags:
+            return False
+        for name, item in value.items():
+            if type(name) is not str or not (type(item) is str or _plain(item, tags)):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return all(type(item) is str or _plain(item, tags) for item in value)
     if kind is int:
         return bool(-_EXACT_INT <= value <= _EXACT_INT)
-    if kind is dict:
-        if len(value) == 1 and next(iter(value)) in TAGS:
-            return False
-        return all(type(name) is str and _untagged(item) for name, item in value.items())
-    return (kind is list or kind is tuple) and all(map(_untagged, value))
-
-
-def _plain(value: Any) -> bool:
-    """Whether `json` writes a tagged value byte for byte as RFC 8785 does, many times faster.
-
-    So it does with ASCII, small integers, and fractions that neither writes with an exponent.
-    """
-    kind = type(value)
-    if kind is str:
-        return bool(value.isascii())
-    if kind is dict:
-        return all(type(name) is str and name.isascii() and _plain(item) for name, item in value.items())
-    if kind is list or kind is tuple:
-        return all(map(_plain, value))
-    if kind is float:
-        return bool(1e-4 <= abs(value) < 1e16)
-    return kind is int or value is None or kind is bool
+    return kind is float and 1e-4 <= abs(value) < 1e16 and not value.is_integer()
 
 
 def sha256_hex(data: bytes | bytearray) -> str:

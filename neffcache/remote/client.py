@@ -141,8 +141,11 @@ class Client:
 
     def _make(self) -> Any:
         access = self.access
+        parsers = self._session.get_component("response_parser_factory")
+        # No time of an object is asked for here: to parse it is a seventh of a request's cost.
+        parsers.set_parser_defaults(timestamp_parser=str)
         with self._naming("the settings"):
-            return self._session.create_client(
+            made = self._session.create_client(
                 "s3",
                 region_name=access.region,
                 endpoint_url=access.endpoint_url,
@@ -159,6 +162,8 @@ class Client:
                     user_agent_extra=f"neffcache/{__version__}",
                 ),
             )
+        parsers.set_parser_defaults(timestamp_parser=None)  # what asks for credentials does need times
+        return made
 
     @property
     def where(self) -> str:

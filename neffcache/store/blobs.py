@@ -124,16 +124,18 @@ class Blobs:
             batch.discard()
 
     def adopt(self, written: Written) -> None:
-        """Publish one temporary file under its digest; an existing blob is checked and kept, or replaced.
+        """Publish one temporary file under its digest; an existing blob is checked and kept, or replaced. The temporary
+        name is gone afterwards.
 
         Raises StoreFault.
         """
         final = self.root.place(layout.blob_name(written.sha256))
         for _ in range(3):  # a name that is neither free nor good can come from a race, but not for ever
-            if self.holds(written.sha256):
-                return
             if publish(written.path, final):
                 self._verified[written.sha256] = written.identity
+                return
+            if self.holds(written.sha256):
+                remove(written.path)
                 return
         raise StoreFault(f"{final} is damaged and cannot be replaced", hint="remove it", details={"path": str(final)})
 
@@ -211,6 +213,7 @@ class Batch:
             flush_each(flush_file, [item.path for item in written])
         for item in written:
             self._blobs.adopt(item)
+        self._written.clear()  # nothing is left to discard
         if not self._flush:
             return
         folders = {self._blobs.expected_path(item.sha256).parent for item in written}

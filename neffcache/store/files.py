@@ -7,6 +7,7 @@ lock to read, and a half-written file is never visible.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import shutil
@@ -180,14 +181,17 @@ def write_temporary(path: Path, chunks: Iterable[Bytes], mode: int, *, flush: bo
     `flush=False` leaves the fsync to the caller, who must do it before anything names the file.
     """
     sha = hashlib.sha256()
+    name = os.fspath(path)
     with storage("writing", path):
-        descriptor = retrying(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        descriptor = retrying(lambda: os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         try:
-            for chunk in chunks:  # outside `storage`: an error of the source is not an error of this store
+            for chunk in chunks:  # outside the `try`: an error of the source is not an error of this store
                 sha.update(chunk)
-                with storage("writing", path):
+                try:
                     _write_all(descriptor, chunk)
+                except OSError as error:
+                    raise storage_fault(error, "writing", path) from error
             with storage("writing", path):
                 os.fchmod(descriptor, mode)
                 # Back-dated, so that a later write in the same clock tick still changes the file's identity.
@@ -206,9 +210,16 @@ def write_temporary(path: Path, chunks: Iterable[Bytes], mode: int, *, flush: bo
 
 
 def _write_all(descriptor: int, chunk: Bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    written = os.write(descriptor, chunk)
+    while written < len(chunk):
+        written += os.write(descriptor, memoryview(chunk)[written:])
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    import ctypes
+
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def rename_new(directory: Path, name: Path) -> None:
@@ -219,7 +230,7 @@ def rename_new(directory: Path, name: Path) -> None:
     """
     import ctypes
 
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    rename = _renameat2()
     if rename is not None:
         if rename(AT_FDCWD, os.fsencode(directory), AT_FDCWD, os.fsencode(name), RENAME_NOREPLACE) == 0:
             return
@@ -282,6 +293,8 @@ def remove(path: Path) -> None:
     """Remove a file or a tree of ours if it can be; a leftover is harmless and swept later."""
     try:
         os.unlink(path)
+    except FileNotFoundError:
+        pass
     except IsADirectoryError:
         shutil.rmtree(path, ignore_errors=True)
     except OSError:

@@ -72,7 +72,7 @@ class Root:
     def directory(self, name: str) -> Path:
         """The directory of that relative name, made with the root's mode if it is missing. Raises StoreFault."""
         path = self.path / name
-        if path.is_dir():
+        if os.path.isdir(path):
             return path
         if "/" in name:
             self.directory(name.rpartition("/")[0])

@@ -389,7 +389,7 @@ def test_a_directory_never_takes_the_place_of_a_full_one(
     modern: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not modern:
-        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+        monkeypatch.setattr(files, "_renameat2", lambda: None)
     (tmp_path / "taken" / "inside").mkdir(parents=True)
     (tmp_path / "new").mkdir()
     with pytest.raises(OSError, match="taken"):
