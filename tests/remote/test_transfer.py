@@ -15,6 +15,7 @@ from neffcache.flows.push import push
 from neffcache.flows.pushable import of_all, of_channel, of_key
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
 from neffcache.remote import errors, send
+from neffcache.remote.packs import places
 from neffcache.remote.tier import RemoteStore
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
@@ -160,9 +161,15 @@ def test_nothing_is_named_before_it_is_there(connect: Connect, store: LocalStore
     ]  # fmt: skip
     first = {part: wrote.index(order.index(part)) for part in order}
     last = {part: len(wrote) - 1 - wrote[::-1].index(order.index(part)) for part in order}
-    assert last["/blobs/"] < first["/graphs/"]
-    assert first["/packs/"] < first["/graphs/"]
-    assert last["/graphs/"] < first["/manifests/"]
+    assert max(last["/blobs/"], last["/graphs/"]) < first["/manifests/"]
+    put = [path.partition("/v1/")[2].partition("?")[0] for method, path, _ in front.seen if method == "PUT"]
+    for name in (name for name in put if name.startswith("graphs/")):
+        record = connect().get_graph(name.removeprefix("graphs/").removesuffix(".json"))
+        assert record is not None
+        placed = places(record)
+        blobs = [layout.blob_name(sha256) for sha256 in (record.text, *(item.sha256 for item in record.artifacts))]
+        lies = {layout.pack_name(placed[blob].pack) if blob in placed else blob for blob in blobs}
+        assert {place for place in lies if put.index(place) > put.index(name)} == set()
     assert last["/packs/"] < first["/manifests/"]
     assert last["/manifests/"] < first["/keys/"]
     assert last["/keys/"] < first["/refs/"]
