@@ -46,6 +46,7 @@ TOUCHED = (
     ("torchtitan.models.common.attention", "FlexAttention.Config"),
     ("torchtitan.models.common.attention", "VarlenAttention.Config"),
     ("torchtitan.models.common.attention", "ScaledDotProductAttention.Config"),
+    ("torchtitan.models.common.rope", "RoPE._precompute_cache"),
     ("torchtitan.tools.utils", "device_type"),
     ("torchtitan.tools.utils", "device_module"),
 )
@@ -469,6 +470,34 @@ def prepare_for_tracing(config: Any, fake_mode: Any, *, alone: bool = True) -> N
         return model
 
     _after_parallelize(config, then)
+
+
+@contextlib.contextmanager
+def positions_computed_once() -> Iterator[None]:
+    """In here layers of equal rotary embeddings do not each compute the same cache, where it has no values anyway."""
+    rope = importlib.import_module("torchtitan.models.common.rope").RoPE
+    own = {kind: kind._precompute_cache for kind in rope.__subclasses__() if "_precompute_cache" in vars(kind)}
+    known: dict[str, torch.Tensor] = {}
+
+    def once(kind: Any) -> Callable[[Any], torch.Tensor]:
+        def precompute(self: Any) -> torch.Tensor:
+            name = repr((type(self), self.config, torch.get_default_device()))
+            if name in known:
+                return torch.empty_like(known[name])
+            made: torch.Tensor = own[kind](self)
+            if made.is_meta:
+                known[name] = made
+            return made
+
+        return precompute
+
+    try:
+        for kind in own:
+            kind._precompute_cache = once(kind)
+        yield
+    finally:
+        for kind, method in own.items():
+            kind._precompute_cache = method
 
 
 SHORT = "last_short_batch"

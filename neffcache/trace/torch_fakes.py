@@ -4,7 +4,8 @@ For every operator FakeTensorMode makes a key of all its arguments, looks for it
 a quarter of a millisecond. FSDP cuts each parameter into a piece for every rank, and gathers each of every layer; an
 optimizer's step names all of them. For a FakeTensor of plain, static sizes
 
-- a view, and a fresh tensor, is what the operator's meta kernel gives, as FakeTensorMode itself would ask it;
+- a view, a fresh tensor (also one like a meta tensor), and what FSDP and DTensor ask their collectives for, is what the
+  operator's meta kernel gives, as FakeTensorMode itself would ask it;
 - an operator that gives nothing back and only writes into FakeTensors does nothing, for they hold nothing.
 
 Everything else goes to FakeTensorMode: symbolic sizes, tensors that have a value (`torch.tensor(1.0)`), subclasses, and
@@ -48,6 +49,7 @@ VIEWS = frozenset({
     aten.unsqueeze.default, aten.permute.default, aten.expand.default,
 })  # fmt: skip
 LIKE = frozenset({aten.empty_like.default, aten.zeros_like.default, aten.new_empty.default, aten.new_zeros.default})
+COLLECTIVES = ("fsdp::all_gather_copy_in", "_c10d_functional::all_reduce", "_c10d_functional::wait_tensor")
 FRESH = frozenset({aten.empty.memory_format, aten.empty_strided.default, aten.zeros.default})
 
 Answer = tuple[Any] | None
@@ -69,12 +71,15 @@ def fakes_at_once() -> Iterator[None]:
         known = None if torch_internals.compiling() else at_once(mode, func, args, kwargs or {})
         return whole(mode, func, types, args, kwargs or {}) if known is None else known[0]
 
+    global _short
     fakes.FakeTensorMode.dispatch = dispatch
+    _short = True
     sharded._chunk_with_empty = lambda tensor, num_chunks, dim: Pieces(tensor, num_chunks, dim)
     try:
         yield
     finally:
         fakes.FakeTensorMode.dispatch = whole
+        _short = False
         sharded._chunk_with_empty = pieces
 
 
@@ -98,12 +103,23 @@ class Pieces:
         return self._tensor.narrow(self._dim, start, min(length, whole - start))
 
 
+_short = False
+
+
+def known(func: Any, args: Any, kwargs: Any) -> Answer:
+    """The same for a mode above FakeTensorMode, which saves it and its tensors being dispatched to. Not in a graph."""
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return at_once(first.fake_mode, func, args, kwargs) if _short and type(first) is fakes.FakeTensor else None
+
+
 def at_once(mode: Any, func: Any, args: Any, kwargs: Any) -> Answer:
     """The answer of one operator, when no cache is needed for it."""
-    if func in VIEWS:
-        return _view(mode, func, args, kwargs)
+    if func in VIEWS or func.name() in COLLECTIVES:
+        return _kernel(mode, func, args, kwargs)
     if func in LIKE:
-        return _fresh(mode, func, args, kwargs) if _plain(mode, args[0]) else None
+        return _fresh(mode, func, args, kwargs) if _plain(mode, args[0]) or _meta(args[0]) else None
     if func in FRESH:
         return _fresh(mode, func, args, kwargs)
     if func is aten.cat.out:
@@ -122,22 +138,31 @@ def device(value: Any) -> torch.device | None:
     return found
 
 
-def _view(mode: Any, func: Any, args: Any, kwargs: Any) -> Answer:
-    one = args[0]
-    if kwargs or not _plain(mode, one) or not all(_static(each) for each in args[1:]):
+def _kernel(mode: Any, func: Any, args: Any, kwargs: Any) -> Answer:
+    """What the meta kernel of an operator of FakeTensors, and of lists of them, gives."""
+    tensors: list[Any] = [each for item in args for each in _listed(item) if isinstance(each, torch.Tensor)]
+    others = [item for item in args if not any(isinstance(each, torch.Tensor) for each in _listed(item))]
+    if kwargs or not all(_plain(mode, each) for each in tensors) or not all(_static(each) for each in others):
+        return None
+    device = tensors[0].fake_device
+    if any(each.fake_device != device for each in tensors):
         return None
     with fakes.in_kernel_invocation_manager(mode):
         made = func(*args)
+
+    def fake(each: Any) -> Any:
+        return each if type(each) is fakes.FakeTensor else fakes.FakeTensor(mode, each, device)
+
     if isinstance(made, torch.Tensor):
-        return (fakes.FakeTensor(mode, made, one.fake_device),)
-    return ([fakes.FakeTensor(mode, each, one.fake_device) for each in made],)
+        return (fake(made),)
+    return (type(made)(fake(each) for each in made),)
 
 
 def _fresh(mode: Any, func: Any, args: Any, kwargs: Any) -> Answer:
     like = func in LIKE
     if not all(_static(each) for each in (*args[1 if like else 0 :], *kwargs.values())) or kwargs.get("pin_memory"):
         return None
-    device = kwargs.get("device") or (args[0].fake_device if like else torch.device("cpu"))
+    device = kwargs.get("device") or (getattr(args[0], "fake_device", args[0].device) if like else torch.device("cpu"))
     if device.type == "meta" or (device.type != "cpu" and device.index is None):
         return None
     with fakes.in_kernel_invocation_manager(mode):
@@ -189,7 +214,17 @@ def _plain(mode: Any, value: Any) -> bool:
     )
 
 
-_STATIC = (int, bool, float, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
+def _meta(value: Any) -> bool:
+    """Whether it is a plain meta tensor, of which a model is built before it gets a device."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.device.type == "meta"
+        and value.layout is torch.strided
+        and not value._has_symbolic_sizes_strides
+    )
+
+
+_STATIC = (str, int, bool, float, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format)
 
 
 def _static(value: Any) -> bool:

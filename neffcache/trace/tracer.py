@@ -78,7 +78,8 @@ class Training:
         titan.prepare_for_tracing(self.config, fake_mode, alone=alone)
 
     def build(self, fake_mode: Any) -> Any:
-        return self.config.build()
+        with titan.positions_computed_once():
+            return self.config.build()
 
     def steps(self, built: Any, fake_mode: Any, enter: Callable[[str], None], steady: str) -> Iterator[None]:
         return titan.run_fake_steps(built, fake_mode, enter)

@@ -101,6 +101,42 @@ FRESH: dict[str, Callable[[Any], Any]] = {
 }
 
 
+COLLECTIVES: dict[str, Callable[[], Any]] = {
+    "fsdp::all_gather_copy_in": lambda: torch.ops.fsdp.all_gather_copy_in([of(3), of(2)], of(20), [3, 2], 5, 2),
+    "_c10d_functional::all_reduce": lambda: torch.ops._c10d_functional.all_reduce(of(4, 6).t(), "sum", "group"),
+    "_c10d_functional::wait_tensor": lambda: torch.ops._c10d_functional.wait_tensor(of(4, 6).t()),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_give_what_the_mode_says(name: str) -> None:
+    import torch.distributed.fsdp._fully_shard._fsdp_collectives  # noqa: F401  # it registers them
+
+    whole, short = both(COLLECTIVES[name])
+    assert name in whole
+    assert name not in short
+
+
+def test_what_is_gathered_lies_in_the_output() -> None:
+    import torch.distributed.fsdp._fully_shard._fsdp_collectives  # it registers them
+
+    with torch_fakes.fakes_at_once(), torch_internals.fake_mode():
+        out = of(20)
+        part, whole = torch.ops.fsdp.all_gather_copy_in([of(5)], out, [5], 5, 2)
+    assert whole is out
+    assert part.untyped_storage()._cdata == out.untyped_storage()._cdata
+    assert part.storage_offset() == 10
+
+
+@pytest.mark.parametrize("parameter", [False, True])
+def test_a_meta_tensor_gets_a_device_as_by_the_mode(parameter: bool) -> None:
+    shaped = torch.empty(4, 6, device="meta").t()
+    meta = torch.nn.Parameter(shaped) if parameter else shaped
+    whole, short = both(lambda: torch.empty_like(meta, device="cpu"))
+    assert "aten::empty_like" in whole
+    assert "aten::empty_like" not in short
+
+
 @pytest.mark.parametrize("name", [*VIEWS, *FRESH])
 @pytest.mark.parametrize("grad", [False, True])
 def test_views_and_fresh_tensors_are_those_of_the_mode(name: str, grad: bool) -> None:
