@@ -108,9 +108,7 @@ _short = False
 
 def known(func: Any, args: Any, kwargs: Any) -> Answer:
     """The same for a mode above FakeTensorMode, which saves it and its tensors being dispatched to. Not in a graph."""
-    first = args[0] if args else None
-    if isinstance(first, (list, tuple)) and first:
-        first = first[0]
+    first: Any = next(iter(_listed(args[0])), None) if args else None
     return at_once(first.fake_mode, func, args, kwargs) if _short and type(first) is fakes.FakeTensor else None
 
 
