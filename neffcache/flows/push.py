@@ -7,7 +7,6 @@ the remote name what it does not have. Run again, it sends what is missing.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from neffcache.remote.presence import Presence
 from neffcache.remote.private import refuse_private
 from neffcache.remote.send import rewrite, send_blob, send_pack
 from neffcache.remote.tier import RemoteStore, Versioned
-from neffcache.remote.transfer import Progress, Tally, at_once
+from neffcache.remote.transfer import Progress, Tally, at_once, at_once_then
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Artifact, Damaged, GraphRecord, Manifest, Ref, Signatures, encode
@@ -335,30 +334,16 @@ class _Push:
             self.progress.moved(size)
 
         units: list[Sequence[tuple[str, int]] | str] = [*sorted(single, key=lambda item: -self.sizes[item]), *packs]
-        where = {sha256: n for n, item in enumerate(units) for sha256 in _members(item)}
-        lacking = {
-            key: {where[name] for name in (record.text, *(a.sha256 for a in record.artifacts)) if name in where}
-            for key, record in self.ours.items()
+        holds = {layout.blob_name(sha256): n for n, item in enumerate(units) for sha256 in _members(item)}
+        needs = {
+            key: [holds[name] for name in _blob_names(record) if name in holds] for key, record in self.ours.items()
         }
-        using: dict[int, list[str]] = {}
-        for key, numbers in lacking.items():
-            for number in numbers:
-                using.setdefault(number, []).append(key)
-        lock = threading.Lock()
 
         def unit(number: int) -> None:
             item = units[number]
             blob(item) if isinstance(item, str) else pack(item)
-            with lock:
-                for key in using.get(number, ()):
-                    lacking[key].discard(number)
-                ready = [key for key in using.get(number, ()) if not lacking[key]]
-            for key in ready:
-                self._put_record(key)
 
-        free = [key for key in lacking if not lacking[key]]
-        at_once(self.threads, unit, range(len(units)))
-        at_once(self.threads, self._put_record, free)
+        at_once_then(self.threads, unit, range(len(units)), self._put_record, needs)
 
     def _put_record(self, key: str) -> None:
         record, name = self.ours[key], layout.graph_name(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from neffcache.errors import NeffcacheError
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,38 @@ class Meter:
     @property
     def seconds_left(self) -> float | None:
         return None if not self.done else max(self.total - self.done, 0) / self.rate
+
+
+def at_once_then(
+    threads: int,
+    work: Callable[[T], None],
+    items: Sequence[T],
+    then: Callable[[K], None],
+    needs: Mapping[K, Iterable[T]],
+) -> None:
+    """`work` of every item in threads, and `then` of each key as soon as the items that it needs are done.
+
+    Exceptions as `at_once`.
+    """
+    lacking = {key: set(needed) for key, needed in needs.items()}
+    using: dict[T, list[K]] = {}
+    for key, needed in lacking.items():
+        for item in needed:
+            using.setdefault(item, []).append(key)
+    lock = threading.Lock()
+
+    def step(item: T) -> None:
+        work(item)
+        with lock:
+            for key in using.get(item, ()):
+                lacking[key].discard(item)
+            ready = [key for key in using.get(item, ()) if not lacking[key]]
+        for key in ready:
+            then(key)
+
+    free = [key for key, needed in lacking.items() if not needed]
+    at_once(threads, step, items)
+    at_once(threads, then, free)
 
 
 def at_once(threads: int, work: Callable[[T], None], items: Iterable[T]) -> None:

@@ -175,7 +175,9 @@ class Index:
     def close(self) -> None:
         """Close the database; the index may be deleted afterwards."""
         if self._cache is not None:
-            with contextlib.suppress(StoreFault), self._alone():
+            with contextlib.ExitStack() as stack:
+                with contextlib.suppress(StoreFault):  # then it is closed without
+                    stack.enter_context(self._alone())
                 self._try(self._cache.close, None)
 
     # Costs

@@ -72,14 +72,14 @@ def fakes_at_once() -> Iterator[None]:
         return whole(mode, func, types, args, kwargs or {}) if known is None else known[0]
 
     global _short
+    before, _short = _short, True
     fakes.FakeTensorMode.dispatch = dispatch
-    _short = True
     sharded._chunk_with_empty = lambda tensor, num_chunks, dim: Pieces(tensor, num_chunks, dim)
     try:
         yield
     finally:
         fakes.FakeTensorMode.dispatch = whole
-        _short = False
+        _short = before
         sharded._chunk_with_empty = pieces
 
 
@@ -103,11 +103,11 @@ class Pieces:
         return self._tensor.narrow(self._dim, start, min(length, whole - start))
 
 
-_short = False
+_short = False  # whether `fakes_at_once` is in force
 
 
 def known(func: Any, args: Any, kwargs: Any) -> Answer:
-    """The same for a mode above FakeTensorMode, which saves it and its tensors being dispatched to. Not in a graph."""
+    """`at_once` for a mode above FakeTensorMode, which need not dispatch then. Not for what belongs to a graph."""
     first: Any = next(iter(_listed(args[0])), None) if args else None
     return at_once(first.fake_mode, func, args, kwargs) if _short and type(first) is fakes.FakeTensor else None
 
@@ -160,7 +160,8 @@ def _fresh(mode: Any, func: Any, args: Any, kwargs: Any) -> Answer:
     like = func in LIKE
     if not all(_static(each) for each in (*args[1 if like else 0 :], *kwargs.values())) or kwargs.get("pin_memory"):
         return None
-    device = kwargs.get("device") or (getattr(args[0], "fake_device", args[0].device) if like else torch.device("cpu"))
+    own = getattr(args[0], "fake_device", torch.device("meta")) if like else torch.device("cpu")
+    device = kwargs.get("device") or own
     if device.type == "meta" or (device.type != "cpu" and device.index is None):
         return None
     with fakes.in_kernel_invocation_manager(mode):

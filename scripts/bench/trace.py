@@ -112,7 +112,7 @@ def main() -> int:
             ratio = max(row.seconds for row in grown) / max(0.1, min(row.seconds for row in grown))
             graphs = [row.graphs for row in grown]
             growth[what] = {"ratio": round(ratio, 2), "graphs": graphs, "bar": GROWS[what]}
-            growth[what]["holds"] = ratio <= GROWS[what] and len(set(graphs)) == 1
+            growth[what]["holds"] = ratio <= GROWS[what] and len(set(graphs)) == 1 and all(graphs)
             rows += grown
             print(f"with {what}: {ratio:.2f} times the seconds, graphs {graphs}", file=sys.stderr)
     broken = [row for row in rows if row.broken] or [one for one in growth.values() if not one["holds"]]

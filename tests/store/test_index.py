@@ -231,6 +231,19 @@ def test_one_that_somebody_is_just_making_is_not_made_anew(store: LocalStore, mo
         assert index.cost(KEY) == Cost(1.0, None, 3)
 
 
+def test_it_is_closed_also_when_somebody_holds_its_lock(store: LocalStore, monkeypatch) -> None:
+    monkeypatch.setattr("neffcache.store.index.TIMEOUT", 0.05)
+    closed: list[bool] = []
+    whole = diskcache.Cache.close
+    monkeypatch.setattr(diskcache.Cache, "close", lambda cache: closed.append(True) or whole(cache))
+    index = Index.open(store)
+    closed.clear()
+    with store.base.lock("index"):
+        index.close()
+    assert closed == [True]
+    assert index.faults == 0
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_several_writers_share_it(made: bool, store: LocalStore, child) -> None:
     def write(number: int) -> None:

@@ -349,6 +349,24 @@ def test_everything_is_as_before_afterwards() -> None:
     assert (torch_fakes.fakes.FakeTensorMode.dispatch, sharded._chunk_with_empty) == before
 
 
+def test_a_mode_above_answers_without_a_dispatch_and_only_then() -> None:
+    with torch_internals.fake_mode():
+        one = of(4, 6)
+    answers = (aten.view.default, (one, [24]), {}), (aten._foreach_add_.List, ([one], [one]), {})
+    assert [torch_fakes.known(*answer) for answer in answers] == [None, None]
+    with torch_fakes.fakes_at_once():
+        with torch_fakes.fakes_at_once():
+            pass
+        assert None not in [torch_fakes.known(*answer) for answer in answers]
+        for func, arguments in (
+            (aten.empty.memory_format, ([2],)),
+            (aten.view.default, (of(2), [2])),
+            (aten.cat, ([],)),
+        ):
+            assert torch_fakes.known(func, arguments, {}) is None
+    assert [torch_fakes.known(*answer) for answer in answers] == [None, None]
+
+
 def test_no_operator_is_both() -> None:
     for one, other in itertools.combinations((torch_fakes.VIEWS, torch_fakes.LIKE, torch_fakes.FRESH), 2):
         assert not one & other
