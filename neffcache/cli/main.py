@@ -94,7 +94,7 @@ def _raise(number: int, _: FrameType | None) -> NoReturn:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with a code of the contract."""
     # A command makes few cycles, most of which it needs to its end; looking for them is a fifth of a short one.
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(200_000, 50, 50)
     atexit.register(gc.freeze)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +61,10 @@ def read_file(directory: Path) -> dict[str, Any]:
     """The settings file of `directory`, {} when there is none; Usage for one that is not understood."""
     path = directory / FILE
     try:
-        document = tomllib.loads(path.read_text())
+        text = path.read_text()
+        import tomllib  # here: most commands find no file
+
+        document = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as fault:

@@ -63,13 +63,6 @@ class Contents:
                 read[name] = data[place.offset - span.start : place.offset - span.start + place.size]
 
         def load(name: str) -> None:
-            # What is not packed, or damaged there, lies under its own name too.
-            if name in read:
-                try:
-                    self.records[names[name]] = self._decoded(name, read[name])
-                    return
-                except Damaged:
-                    self.remote.client.count(errors.Corrupt.counter)
             try:
                 data = self.remote.get(name)
                 if data is not None:
@@ -80,7 +73,14 @@ class Contents:
                 self._failed(name, fault)
 
         at_once(self.remote.client.access.transfers, unpack, spans(packed))
-        at_once(self.remote.client.access.transfers, load, names)
+        for name, data in read.items():
+            try:
+                self.records[names[name]] = self._decoded(name, data)
+            except Damaged:
+                self.remote.client.count(errors.Corrupt.counter)
+        # What is not packed, or damaged there, lies under its own name too.
+        alone = [name for name, key in names.items() if key not in self.records]
+        at_once(self.remote.client.access.transfers, load, alone)
 
     def blobs(self) -> dict[str, int | None]:
         """SHA-256 -> bytes of every blob that manifests and records name (None: only its record knows)."""

@@ -129,7 +129,11 @@ class Blobs:
 
         Raises StoreFault.
         """
-        final = self.root.place(layout.blob_name(written.sha256))
+        self.root.need_writable()
+        name = layout.blob_name(written.sha256)
+        final = f"{self._top}/{name}"
+        if not os.path.isdir(final.rpartition("/")[0]):
+            self.root.place(name)
         for _ in range(3):  # a name that is neither free nor good can come from a race, but not for ever
             if publish(written.path, final):
                 self._verified[written.sha256] = written.identity
@@ -137,7 +141,7 @@ class Blobs:
             if self.holds(written.sha256):
                 remove(written.path)
                 return
-        raise StoreFault(f"{final} is damaged and cannot be replaced", hint="remove it", details={"path": str(final)})
+        raise StoreFault(f"{final} is damaged and cannot be replaced", hint="remove it", details={"path": final})
 
     def holds(self, sha256: str) -> bool:
         """Whether the blob is here and good; a damaged one is quarantined and counts as absent. Raises StoreFault."""
@@ -192,7 +196,7 @@ class Batch:
 
         Raises Damaged, and stores nothing, when the SHA-256 is not the `expect`ed one.
         """
-        written = write_temporary(self._blobs.root.temporary(), chunks, MODE, flush=False)
+        written = write_temporary(self._blobs.root.temporary_name(), chunks, MODE, flush=False)
         if expect is not None and written.sha256 != expect:
             remove(written.path)
             raise Damaged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic
@@ -10,6 +11,7 @@ from neffcache.errors import StoreFault
 from neffcache.store import layout
 from neffcache.store.files import (
     Identity,
+    Written,
     flush_directory,
     flush_each,
     flush_file,
@@ -33,6 +35,8 @@ class Documents(Generic[RecordT]):
         self.root = root
         self.kind = kind
         self.name_of = name_of
+        self._published: dict[str, tuple[Identity, RecordT]] = {}
+        """What this process has written and read back: as long as the file is that one, it need not be read again."""
 
     def read(self, name: str) -> RecordT | None:
         """The record of that name, or None when it is absent.
@@ -40,6 +44,9 @@ class Documents(Generic[RecordT]):
         Raises Damaged (and quarantines the file) when it is not a whole record of that name, StoreFault for an unknown
         schema and for an error of the file system.
         """
+        identity, record = self._published.get(name, (None, None))
+        if identity is not None and self._identity(name) == identity:
+            return record
         found = self._read(name)
         return found[1] if found else None
 
@@ -64,34 +71,30 @@ class Documents(Generic[RecordT]):
 
     def publish(self, record: RecordT) -> bool:
         """Write a record unless its name is taken (the first writer wins); whether this call did. Raises StoreFault."""
-        temporary, path = self._write(record)
-        try:
-            if not publish(temporary, path):
-                return False
-        finally:
-            remove(temporary)
-        flush_directory(path.parent)
-        return True
+        return self.publish_all([record])[0]
 
     def publish_all(self, records: Sequence[RecordT]) -> list[bool]:
         """The same for many, all flushed before the first is visible. Raises StoreFault."""
-        written: list[tuple[Path, Path]] = []
+        written: list[tuple[Written, Path, bool]] = []
         try:
             for record in records:
                 written.append(self._write(record, flush=False))
-            flush_each(flush_file, [temporary for temporary, _ in written])
-            published = [publish(temporary, path) for temporary, path in written]
+            flush_each(flush_file, [made.path for made, _, _ in written])
+            published = [publish(made.path, path) for made, path, _ in written]
         finally:
-            for temporary, _ in written:
-                remove(temporary)
-        for folder in {path.parent for _, path in written}:
+            for made, _, _ in written:
+                remove(made.path)
+        for folder in {path.parent for _, path, _ in written}:
             flush_directory(folder)
+        for record, (made, _, same), new in zip(records, written, published, strict=True):
+            if new and same:
+                self._published[self.name_of(record)] = (made.identity, record)
         return published
 
     def replace(self, record: RecordT) -> None:
         """Write a record over whatever has its name; readers see the old or the new one. Raises StoreFault."""
-        temporary, path = self._write(record)
-        replace(temporary, path)
+        written, path, _ = self._write(record)
+        replace(written.path, path)
         flush_directory(path.parent)
 
     def names(self, folder: str) -> list[str]:
@@ -126,11 +129,18 @@ class Documents(Generic[RecordT]):
         except Damaged as error:
             raise self._damaged(path, identity, error) from error
 
-    def _write(self, record: RecordT, *, flush: bool = True) -> tuple[Path, Path]:
+    def _write(self, record: RecordT, *, flush: bool = True) -> tuple[Written, Path, bool]:
+        """The file under a temporary name, the path that it shall have, and whether it reads as this very record."""
         name, data = self.name_of(record), encode(record)
-        self.check(name, data)  # what cannot be read back is never written
+        same = self.check(name, data) == record  # what cannot be read back is never written
         path = self.root.place(name)
-        return write_temporary(self.root.temporary(), [data], MODE, flush=flush).path, path
+        return write_temporary(self.root.temporary_name(), [data], MODE, flush=flush), path, same
+
+    def _identity(self, name: str) -> Identity | None:
+        try:
+            return Identity.of(os.lstat(f"{self.root.path}/{name}"))
+        except OSError:  # to be met again, and named, by whoever reads it
+            return None
 
     def _damaged(self, path: Path, identity: Identity | None, error: Damaged) -> Damaged:
         moved = self.root.quarantine(path, identity)

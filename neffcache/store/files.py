@@ -13,9 +13,8 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +23,8 @@ from neffcache.store.records import Damaged
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
+Named = str | Path
+"""The name of a file; where thousands of files are written it is a string, which costs a tenth of a Path."""
 
 CHUNK = 1 << 20
 FLUSHERS = 8  # fsync waits for the journal, not for a core: several at once share one commit
@@ -80,16 +81,23 @@ def retrying(call: Callable[[], T]) -> T:
     return call()
 
 
-@contextmanager
-def storage(doing: str, path: Path) -> Iterator[None]:
+class storage:  # read as what it is: `with storage("opening", path):`
     """Turn every OSError inside into a StoreFault that says what was being done. Absence must be handled inside."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_fault(error, doing, path) from error
+
+    # A class and no generator: each file of a transfer passes through several.
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, doing: str, path: Named) -> None:
+        self._doing, self._path = doing, path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise storage_fault(error, self._doing, self._path) from error
 
 
-def storage_fault(error: OSError, doing: str, path: Path) -> StoreFault:
+def storage_fault(error: OSError, doing: str, path: Named) -> StoreFault:
     """A sentence and a hint for an error of the file system, with the error's name in the details."""
     code = error.errno or 0
     why, hint = _FAULTS.get(code, (error.strerror or str(error), "check the file system that holds the store"))
@@ -170,20 +178,19 @@ def hash_range(path: Path, start: int, size: int) -> str:
 class Written(NamedTuple):
     """A complete file under a temporary name."""
 
-    path: Path
+    path: Named
     sha256: str
     identity: Identity
 
 
-def write_temporary(path: Path, chunks: Iterable[Bytes], mode: int, *, flush: bool = True) -> Written:
+def write_temporary(path: Named, chunks: Iterable[Bytes], mode: int, *, flush: bool = True) -> Written:
     """Write a new file of exactly `chunks`; it is removed again when anything fails. Raises StoreFault.
 
     `flush=False` leaves the fsync to the caller, who must do it before anything names the file.
     """
     sha = hashlib.sha256()
-    name = os.fspath(path)
     with storage("writing", path):
-        descriptor = retrying(lambda: os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        descriptor = retrying(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         try:
             for chunk in chunks:  # outside the `try`: an error of the source is not an error of this store
@@ -240,7 +247,7 @@ def rename_new(directory: Path, name: Path) -> None:
     os.rename(directory, name)
 
 
-def _named(give: Callable[[Path, Path], None], temporary: Path, final: Path) -> None:
+def _named(give: Callable[[Named, Named], None], temporary: Named, final: Named) -> None:
     """`give(temporary, final)`, again where the directory of `final` is replaced at that moment (see `rename_new`).
 
     A name that is just being given in a directory which is gone is answered with ENOENT.
@@ -255,7 +262,7 @@ def _named(give: Callable[[Path, Path], None], temporary: Path, final: Path) -> 
     return retrying(lambda: give(temporary, final))
 
 
-def publish(temporary: Path, final: Path) -> bool:
+def publish(temporary: Named, final: Named) -> bool:
     """Give a complete file its own name unless it is taken.
 
     True when this call did, then the temporary name is gone; else the temporary file is still the caller's.
@@ -279,7 +286,7 @@ def publish(temporary: Path, final: Path) -> bool:
     return True
 
 
-def replace(temporary: Path, final: Path) -> None:
+def replace(temporary: Named, final: Named) -> None:
     """Give a complete file a name that others may have; readers see the old or the new one. Raises StoreFault."""
     try:
         with storage("writing", final):
@@ -289,7 +296,7 @@ def replace(temporary: Path, final: Path) -> None:
         raise
 
 
-def remove(path: Path) -> None:
+def remove(path: Named) -> None:
     """Remove a file or a tree of ours if it can be; a leftover is harmless and swept later."""
     try:
         os.unlink(path)
@@ -298,16 +305,16 @@ def remove(path: Path) -> None:
     except IsADirectoryError:
         shutil.rmtree(path, ignore_errors=True)
     except OSError:
-        if path.is_dir() and not path.is_symlink():
+        if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def flush_file(path: Path) -> None:
+def flush_file(path: Named) -> None:
     """fsync one file by its name. Raises StoreFault."""
     _flush(path, os.O_RDONLY)
 
 
-def flush_each(flush: Callable[[Path], None], paths: list[Path]) -> None:
+def flush_each(flush: Callable[[Named], None], paths: Sequence[Named]) -> None:
     """Flush many at once. Raises StoreFault."""
     if len(paths) < FLUSHERS:
         for path in paths:
@@ -317,12 +324,12 @@ def flush_each(flush: Callable[[Path], None], paths: list[Path]) -> None:
         list(pool.map(flush, paths))
 
 
-def flush_directory(path: Path) -> None:
+def flush_directory(path: Named) -> None:
     """fsync a directory, so that new names in it survive a power cut. Raises StoreFault."""
     _flush(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _flush(path: Path, flags: int) -> None:
+def _flush(path: Named, flags: int) -> None:
     with storage("flushing", path):
         descriptor = retrying(lambda: os.open(path, flags | os.O_CLOEXEC))
         try:

@@ -7,6 +7,7 @@ JSON of the rest: a flipped bit is damage, never another record. A manifest need
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,9 @@ Key128 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Extra = Mapping[str, Any]
 
-_STORE_NAME = r"[a-z][a-z0-9_-]{0,63}"
+_STORE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
+# What nearly every path of an artifact looks like, and nothing that could leave a directory: no part starts with a dot.
+_USUAL_PATH = re.compile(r"[\w-][\w.-]{0,199}(?:/[\w-][\w.-]{0,199}){0,9}", re.ASCII)
 _DAMAGED = "the record is damaged or was edited by hand; warm or pull again"
 
 
@@ -53,7 +56,7 @@ class Artifact:
 
     def __post_init__(self) -> None:
         # A record made in Python is held to what a record that was read is held to.
-        if not re.fullmatch(_STORE_NAME, self.store, re.ASCII):
+        if not _STORE_NAME.fullmatch(self.store):
             raise StoreFault(f"{self.store[:80]!r} cannot be the name of a compiler's store", hint=_DAMAGED)
         check_relative_path(self.path)
 
@@ -333,6 +336,8 @@ def manifest(
 
 def check_relative_path(path: str) -> str:
     """`path` itself when it is a plain relative POSIX path; StoreFault for anything that could leave a directory."""
+    if _USUAL_PATH.fullmatch(path):
+        return path
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or not path.isprintable() or "\\" in path:
         raise StoreFault(f"an artifact's path must stay inside its store: {path!r}", hint=_DAMAGED)
@@ -359,11 +364,18 @@ def _seal_of(document: Mapping[str, Any]) -> str:
 
 def _plain(record: Any) -> dict[str, Any]:
     """Known fields by name, unknown ones beside them as they came."""
-    known = {item.name: _value(getattr(record, item.name)) for item in fields(record) if item.name != "extra"}
-    return {**record.extra, **known}
+    return {**record.extra, **{name: _value(getattr(record, name)) for name in _known(record.__class__)}}
+
+
+@functools.cache
+def _known(kind: type) -> dict[str, None]:
+    """The names of the fields of a record in their order, without `extra`."""
+    return {item.name: None for item in fields(kind) if item.name != "extra"}
 
 
 def _value(value: Any) -> Any:
+    if type(value) is str or type(value) is int:
+        return value
     if isinstance(value, (Artifact, RankClass)):
         return value.to_json()
     if isinstance(value, (tuple, list)):
@@ -392,13 +404,14 @@ def _opened(document: object, kind: type) -> dict[str, Any]:
 
 
 def _lift(document: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    known = {item.name for item in fields(kind)} - {"extra"}
+    known = _known(kind)
     lifted = {name: value for name, value in document.items() if name in known}
-    return {**lifted, "extra": {name: value for name, value in document.items() if name not in known}}
+    lifted["extra"] = {} if len(lifted) == len(document) else {n: v for n, v in document.items() if n not in known}
+    return lifted
 
 
 def _artifact(document: object) -> dict[str, Any]:
-    if not isinstance(document, Mapping):
+    if type(document) is not dict and not isinstance(document, Mapping):
         raise Damaged(f"an Artifact must be a JSON object, not {type(document).__name__}", hint=_DAMAGED)
     return _lift(document, Artifact)
 

@@ -104,7 +104,11 @@ class Root:
 
     def temporary(self, suffix: str = "") -> Path:
         """A name that no other process on any host will choose, in the same file system as everything else."""
-        return self.path / layout.TMP / f"{secrets.token_hex(16)}{suffix}"
+        return Path(self.temporary_name(suffix))
+
+    def temporary_name(self, suffix: str = "") -> str:
+        """The same as a string, for who needs thousands."""
+        return f"{self.path}/{layout.TMP}/{secrets.token_hex(16)}{suffix}"
 
     def require_space(self, needed: int) -> None:
         """Raises StoreFault before the first byte when fewer than `needed` bytes are free."""

@@ -3,11 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from neffcache.errors import Bug, Miss, StoreFault, Usage
-from neffcache.store import files, layout
+from neffcache.store import documents, files, layout
 from neffcache.store.local import LocalStore, Missing
 from neffcache.store.records import Damaged, GraphRecord, KeyPointer, Ref, encode
 from neffcache.store.tier import Tier
@@ -277,6 +278,7 @@ def test_a_tier_refuses_bytes_that_do_not_belong_there(store: LocalStore, made) 
 def test_an_error_of_the_file_system_is_never_an_absent_record(store: LocalStore, made, monkeypatch, code: int) -> None:
     manifest = made.job(store, "one")
     store.set_pointer(manifest.cache_key, manifest.id)
+    store = LocalStore.open(store.root, writable=True, given=True)  # one that has not written them itself
     monkeypatch.setattr(files, "RETRY_DELAYS", (0.0,))
 
     def failing(path, *rest, **named):
@@ -298,6 +300,31 @@ def test_an_error_of_the_file_system_is_never_an_absent_record(store: LocalStore
             use()
         assert caught.value.details["errno"] == errno.errorcode[code]
         assert not isinstance(caught.value, Damaged)
+
+
+def test_what_this_process_has_written_is_read_again_only_when_it_is_another_file(store, made, monkeypatch) -> None:
+    record = made.graph(store, "one")
+    reads: list[str] = []
+    read_regular = documents.read_regular
+    monkeypatch.setattr(documents, "read_regular", lambda path: reads.append(path.name) or read_regular(path))
+    assert store.get_graph(record.compile_key) == record
+    assert reads == []
+    path = store.root / layout.graph_name(record.compile_key)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    with pytest.raises(Damaged):
+        store.get_graph(record.compile_key)
+    assert reads == [path.name]
+    assert store.get_graph(record.compile_key) is None
+
+
+def test_a_record_that_reads_as_another_one_is_read(store, made) -> None:
+    made.graph(store, "one")  # its blobs
+    record = replace(made.record("one"), compile_key="b" * 32, extra={"later": (1, 2)})
+    store.put_graph(record)
+    assert store.get_graph(record.compile_key).extra == {"later": [1, 2]}
 
 
 def test_a_directory_that_is_a_file_is_a_fault_and_not_an_empty_store(store: LocalStore) -> None:
