@@ -14,8 +14,9 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import botocore.config
 import botocore.exceptions as boto
@@ -26,7 +27,7 @@ import msgspec
 import urllib3.exceptions
 
 from neffcache import __version__
-from neffcache.errors import Usage
+from neffcache.errors import NeffcacheError, Usage
 from neffcache.remote import errors
 from neffcache.remote.patience import Patience
 from neffcache.remote.url import Url
@@ -53,6 +54,7 @@ BROKEN = (
     urllib3.exceptions.HTTPError,
     ConnectionError,
 )
+DIGEST_REFUSED = frozenset({"BadDigest", "XAmzContentChecksumMismatch"})  # what S3 and SeaweedFS say, and MinIO
 FAILURES = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 
 
@@ -122,15 +124,44 @@ def _session() -> Any:
     return session
 
 
+class Readable(Protocol):
+    """What a request's body is read from; `read` may raise an error of ours, which ends the request."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def tell(self) -> int: ...
+
+
+Opened = Callable[[], AbstractContextManager[Readable]]
+
+
 class _Blocks:
     """A file that is read in blocks of `CHUNK` bytes; urllib3 asks for 16 kB, at a system call or two each."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Readable) -> None:
         self._file = file
         self.seek, self.tell = file.seek, file.tell
+        self.fault: NeffcacheError | None = None
 
     def read(self, size: int = -1) -> bytes:
-        return self._file.read(size if size < 0 else max(size, CHUNK))
+        try:
+            return self._file.read(size if size < 0 else max(size, CHUNK))
+        except NeffcacheError as fault:
+            self.fault = fault
+            raise
+
+
+@contextlib.contextmanager
+def _body(opened: Opened) -> Iterator[_Blocks]:
+    """A body for one attempt. What reading it raises comes out as it is, not as botocore's error of a connection."""
+    with opened() as file:
+        blocks = _Blocks(file)
+        try:
+            yield blocks
+        except boto.HTTPClientError:
+            if blocks.fault is not None:
+                raise blocks.fault from None
+            raise
 
 
 class Client:
@@ -273,7 +304,7 @@ class Client:
     def put(
         self,
         name: str,
-        body: bytes | bytearray | Callable[[], IO[bytes]],
+        body: bytes | bytearray | Opened,
         sha256: str,
         *,
         size: int,
@@ -282,14 +313,15 @@ class Client:
     ) -> str | None:
         """Write an object whose SHA-256 is known (S3 checks it too); its ETag, or None when the condition fails.
 
-        `body` may be a function that opens it anew for every attempt. Raises Fault.
+        `body` may be a function that opens it anew for every attempt. Raises Fault, and what reading the body raises:
+        then nothing is written, as a request that ends too early is none.
         """
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
 
         def put() -> str:
             with contextlib.ExitStack() as stack:
-                content = body if isinstance(body, (bytes, bytearray)) else _Blocks(stack.enter_context(body()))
+                content = body if isinstance(body, (bytes, bytearray)) else stack.enter_context(_body(body))
                 answer = self._s3.put_object(
                     Key=self.url.key(name),
                     Body=content,
@@ -310,10 +342,25 @@ class Client:
                 raise
             return None
 
+    def refuses_another_digest(self, name: str) -> bool:
+        """Whether this store checks the SHA-256 that it is given: an object is sent with one that it has not.
+
+        One attempt; whatever is no clear answer is a no.
+        """
+        self.count("put")
+        checksum = base64.b64encode(hashlib.sha256(b"another").digest()).decode()
+        try:
+            self._s3.put_object(Key=self.url.key(name), Body=b"neffcache\n", ChecksumSHA256=checksum, **self._writing)
+        except boto.ClientError as error:
+            return error.response.get("Error", {}).get("Code") in DIGEST_REFUSED
+        except FAILURES:
+            return False
+        return False
+
     def multipart(
         self,
         name: str,
-        parts: Sequence[tuple[Callable[[], IO[bytes]], str, int]],
+        parts: Sequence[tuple[Opened, str, int]],
         each: Callable[[list[Any]], list[Any]],
         *,
         if_match: str | None = None,
@@ -359,14 +406,14 @@ class Client:
         return True
 
     def _part(
-        self, key: str, doing: str, upload: str, number: int, opened: Callable[[], IO[bytes]], sha256: str, size: int
+        self, key: str, doing: str, upload: str, number: int, opened: Opened, sha256: str, size: int
     ) -> dict[str, Any]:
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
 
         def put() -> str:
-            with opened() as content:
+            with _body(opened) as content:
                 answer = self._s3.upload_part(
-                    Key=key, UploadId=upload, PartNumber=number, Body=_Blocks(content), ContentLength=size,
+                    Key=key, UploadId=upload, PartNumber=number, Body=content, ContentLength=size,
                     ChecksumSHA256=checksum, **self._reading,
                 )  # fmt: skip
             self.count("bytes_sent", size)

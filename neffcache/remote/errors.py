@@ -139,7 +139,8 @@ _CODES: dict[str, type[Fault]] = {
     "PreconditionFailed": Precondition,
     "ConditionalRequestConflict": Precondition,
     "OperationAborted": Precondition,
-    "BadDigest": Unreachable,  # what arrived at the server is not what we sent: send it again
+    # What arrived at the server is not what we sent: send it again.
+    "BadDigest": Unreachable,
     "XAmzContentChecksumMismatch": Unreachable,
     "IncompleteBody": Unreachable,
     "InternalError": Unreachable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from neffcache.remote import errors
 from neffcache.remote.packs import Place
 from neffcache.remote.tier import RemoteStore
 from neffcache.store import layout
+from neffcache.store.blobs import Reader
 from neffcache.store.files import hash_range
 from neffcache.store.local import LocalStore
 
@@ -27,15 +29,20 @@ MOST_PARTS = 10_000
 def send_blob(remote: RemoteStore, store: LocalStore, sha256: str, size: int, *, over: str | None = None) -> bool:
     """Send one blob under its own name: whether it was absent there, or (with `over`) still had that ETag.
 
-    It is hashed before, once per process, and S3 is given the digest. Raises Miss, Damaged, StoreFault, Fault.
+    S3 is given the digest. A store that is known to check it (`verifies`) is left to do so; else, or when it refuses,
+    the blob is hashed while it is sent (once per process; what goes in parts: before), and a damaged one is not
+    completed. So the remote never has it. Raises Miss, Damaged, StoreFault, Fault.
     """
-    path = store.blob_path(sha256)
     name = layout.blob_name(sha256)
     if size < MULTIPART:
-        etag = remote.client.put(
-            name, lambda: path.open("rb"), sha256, size=size, if_absent=over is None, if_match=over
-        )
+        attempts = itertools.count()
+
+        def opened() -> Reader:
+            return store.blob_reader(sha256, checked=not remote.verifies or next(attempts) > 0)
+
+        etag = remote.client.put(name, opened, sha256, size=size, if_absent=over is None, if_match=over)
         return etag is not None
+    path = store.blob_path(sha256)
     part = max(PART, -(-size // MOST_PARTS))
     cuts = [(start, min(part, size - start)) for start in range(0, size, part)]
     with ThreadPoolExecutor(max(1, min(remote.client.access.transfers, len(cuts)))) as pool:

@@ -37,6 +37,8 @@ class RemoteStore:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.verifies = False
+        """Whether this store is known to refuse what has not the SHA-256 it is sent with: `conditional` finds out."""
         self._conditional: bool | None = None
 
     @classmethod
@@ -146,6 +148,7 @@ class RemoteStore:
         """Whether this store honours `If-None-Match` and `If-Match`, found out by writing a probe. Raises Fault."""
         if self._conditional is None:
             self._conditional = self._probe()
+            self.verifies = self.client.refuses_another_digest(PROBE)
         return self._conditional
 
     def _probe(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 from neffcache.errors import Miss, StoreFault
 from neffcache.key.canonical import sha256_hex
@@ -100,6 +102,18 @@ class Blobs:
             self._judge(sha256, path, sha256_hex(data), identity)
         return data
 
+    def reader(self, sha256: str, *, checked: bool = True) -> Reader | None:
+        """The blob as an open file, None when it is absent. Its last bytes come only when all are right, if `checked`.
+
+        Raises Damaged for what is not a regular file, StoreFault.
+        """
+        path = self.expected_path(sha256)
+        try:
+            descriptor = open_regular(path)
+        except Damaged as error:
+            raise self._damaged(sha256, path, None, error.message) from error
+        return None if descriptor is None else Reader(self, sha256, path, descriptor, checked=checked)
+
     def names(self) -> Iterator[str]:
         """The digests of all blobs, in order; files with other names are orphans and left alone. Raises StoreFault."""
         top = self.root.path / layout.BLOBS
@@ -171,6 +185,63 @@ class Blobs:
             hint="pull it from the remote or warm again; the damaged file is kept in quarantine/ until you remove it",
             details={"blob": sha256, "path": str(path), "quarantined": str(moved) if moved else None},
         )
+
+
+class Reader:
+    """A blob that is hashed while it is read, for who sends it: read once, and its end is withheld when it is damaged.
+
+    Not hashed when this process has verified it. `read` raises Damaged (after quarantine), StoreFault.
+    """
+
+    def __init__(self, blobs: Blobs, sha256: str, path: Path, descriptor: int, *, checked: bool) -> None:
+        self._blobs, self._sha256, self._path = blobs, sha256, path
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        self._identity = Identity.of(os.fstat(descriptor))
+        self.size = self._identity.size
+        self._known = not checked or blobs._verified.get(sha256) == self._identity
+        self._sha: Any = hashlib.sha256()
+        """Of what was read from the beginning; None after a jump."""
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes, b"" at the end."""
+        with storage("reading", self._path):
+            data: bytes = self._file.read(size) or b""
+            at = self._file.tell()
+        if not self._known:
+            if self._sha is not None:
+                self._sha.update(data)
+            if at >= self.size or not data:
+                self._judge()
+        return data
+
+    def _judge(self) -> None:
+        with storage("reading", self._path):
+            now = Identity.of(os.fstat(self._file.fileno()))
+        if self._sha is None or now != self._identity:  # it jumped, or somebody writes to the file
+            self._blobs.check(self._sha256, fresh=True)
+            if now != self._identity:
+                raise Damaged(f"{self._path} changes while it is read", hint="find the program that writes to it")
+        else:
+            self._blobs._judge(self._sha256, self._path, self._sha.hexdigest(), now)
+        self._known = True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """To the beginning, to read it again; elsewhere costs hashing all of it at the end."""
+        at = self._file.seek(offset, whence)
+        self._sha = hashlib.sha256() if at == 0 else None
+        return at
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Batch:

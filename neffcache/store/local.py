@@ -15,7 +15,7 @@ from pathlib import Path
 from neffcache.errors import Bug, Miss, StoreFault, Usage
 from neffcache.key.canonical import sha256_hex
 from neffcache.store import layout, needs
-from neffcache.store.blobs import Batch, Blobs
+from neffcache.store.blobs import Batch, Blobs, Reader
 from neffcache.store.documents import Documents
 from neffcache.store.files import names, remove, storage
 from neffcache.store.needs import Missing as Missing
@@ -100,6 +100,17 @@ class LocalStore:
         if path is None:
             raise self._absent(sha256)
         return path
+
+    def blob_reader(self, sha256: str, *, checked: bool = True) -> Reader:
+        """The blob as an open file that is hashed while it is read: its last bytes come only when all are right.
+
+        `checked=False` is for who gives it to somebody who will refuse what is damaged.
+        Raises Miss when absent, StoreFault; its `read` Damaged (after quarantine), StoreFault.
+        """
+        reader = self._blobs.reader(sha256, checked=checked)
+        if reader is None:
+            raise self._absent(sha256)
+        return reader
 
     def read_blob(self, sha256: str) -> bytes:
         """The checked bytes of a blob. Raises Miss when absent, Damaged (after quarantine), StoreFault."""

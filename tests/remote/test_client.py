@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 
 import botocore.loaders
@@ -10,8 +11,12 @@ import botocore.session
 import pytest
 
 from neffcache.key.canonical import sha256_hex
-from neffcache.remote.client import _Files
+from neffcache.remote.client import CHUNK, _Files
+from neffcache.remote.send import send_blob
 from neffcache.remote.tier import RemoteStore
+from neffcache.store import layout
+from neffcache.store.local import LocalStore
+from neffcache.store.records import Damaged
 
 
 def test_no_time_of_an_object_is_parsed_but_those_of_other_clients_are(remote: RemoteStore) -> None:
@@ -35,3 +40,30 @@ def test_the_models_are_those_that_botocore_reads(name: str) -> None:
 @pytest.mark.fast
 def test_what_is_no_model_is_none() -> None:
     assert _Files().load_file("/nowhere/at/all") is None
+
+
+@pytest.mark.parametrize("size", [1000, 3 * CHUNK + 7])
+@pytest.mark.parametrize("probed", [False, True])
+def test_a_blob_that_proves_damaged_while_it_is_sent_is_never_there(
+    remote: RemoteStore, store: LocalStore, size: int, probed: bool
+) -> None:
+    if probed:
+        assert remote.conditional()
+    assert remote.verifies is probed
+    before = remote.client.requests()["put"]
+    data = os.urandom(size)
+    sha256 = store.put_blob(data)
+    name = layout.blob_name(sha256)
+    path = store.root / name
+    path.chmod(0o600)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(Damaged):
+        send_blob(remote, store, sha256, size)
+    assert not remote.exists(name)
+    # Once when it is hashed here. Where the server is left to do that it is sent, refused, hashed and not sent again.
+    assert remote.client.requests()["put"] - before == 1 + probed
+    assert remote.client.faults().get("unreachable", 0) == probed
+    assert not path.exists()
+    store.put_blob(data)
+    assert send_blob(remote, store, sha256, size)
+    assert remote.get(name) == data

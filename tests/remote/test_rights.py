@@ -183,6 +183,7 @@ def test_a_store_without_conditional_writes_is_noticed_and_said(
     pushed = push(remote, store, of_all(store), progress=Told())
     assert pushed.fault() is None
     assert pushed.conditional is False
+    assert not remote.verifies  # so everything was hashed here
     assert any(NOT_CONDITIONAL in note for note in notes)
     made = store.manifests()[0]
     target = Target(
