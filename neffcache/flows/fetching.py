@@ -15,7 +15,6 @@ from neffcache.flows.pull import Pulled, Target, by_key, by_ref, everything, in_
 from neffcache.flows.remote import RemoteSettings, accounts
 from neffcache.flows.remote_check import RemoteRow, check_targets
 from neffcache.flows.trust import NOBODY, Signed, Trust, check_manifest
-from neffcache.flows.workers import aside, scratch
 from neffcache.remote.tier import RemoteStore
 from neffcache.remote.transfer import Progress
 from neffcache.store import layout
@@ -167,6 +166,8 @@ def _jobs(environ: Mapping[str, str], wanted: Wanted) -> list[Job] | None:
 
     if not titan_installed():
         return None
+    from neffcache.flows.workers import aside, scratch
+
     with scratch(aside(environ)) as place:
         return [resolve(request, environ, place) for request in wanted.requests]
 

@@ -231,6 +231,12 @@ class _Pull:
     ) -> None:
         self.remote, self.store, self.tally, self.progress, self.approve = remote, store, tally, progress, approve
         self.contents = Contents(remote)
+        self.usable: dict[str, bool] = {}
+        """Compile key -> whether its record is here with everything that it names, as far as that is known."""
+        self.waiting: dict[str, set[str]] = {}
+        """Compile key -> blobs of its record that are still on their way."""
+        self.users: dict[str, list[str]] = {}
+        """Blob -> compile keys of the records that wait for it."""
 
     def run(self, targets: Sequence[Target], *, dry_run: bool = False) -> None:
         contents = self.contents
@@ -253,9 +259,13 @@ class _Pull:
         if dry_run:
             return
         self.store.require_space(total)
+        for key, record in self.contents.records.items():
+            self.waiting[key] = {sha256 for sha256 in _named(record) if sha256 in wanted}
+            for sha256 in self.waiting[key]:
+                self.users.setdefault(sha256, []).append(key)
         self.progress.begin("pulling", len(wanted), total)
         try:
-            fetch(self.remote, self.store, list(wanted.values()), self.tally, self.progress)
+            fetch(self.remote, self.store, list(wanted.values()), self.tally, self.progress, self._arrived)
         finally:
             self.progress.end()
         self._record()
@@ -277,28 +287,42 @@ class _Pull:
                 wanted[sha256] = Want(sha256, size or 0, place)
         return wanted
 
+    def _arrived(self, blobs: Sequence[str]) -> None:
+        """Records as soon as all that they name is here, while other blobs are on their way."""
+        ready: list[str] = []
+        for sha256 in blobs:
+            for key in self.users.get(sha256, ()):
+                self.waiting[key].discard(sha256)
+                if not self.waiting[key]:
+                    ready.append(key)
+        self._put(ready)
+
+    def _put(self, keys: Sequence[str]) -> None:
+        self.store.put_graphs([plain(self.contents.records[key]) for key in keys])
+        for key in keys:
+            self.usable[key] = True  # or else the store had refused it
+            self.tally.sent()
+
     def _record(self) -> None:
-        """Records whose blobs are here, then manifests whose records are; a complete one only with all of them."""
-        good: list[GraphRecord] = []
-        usable: dict[str, bool] = {}
+        """The other records whose blobs are here, then manifests whose records are; a complete one only with all."""
+        good: list[str] = []
         for key, record in self.contents.records.items():
+            if key in self.usable:
+                continue
             # What was here before was looked at, what was not is fetched or a failure of the tally.
-            lacking = self._failed([record.text, *(item.sha256 for item in record.artifacts)])
+            lacking = self._failed(_named(record))
             if lacking:
                 fault = errors.incomplete(self.remote.where, f"graph {key}", lacking)
                 self.tally.fail(layout.graph_name(key), self.tally.failures.get(lacking[0], fault))
             else:
-                good.append(plain(record))
-        self.store.put_graphs(good)
-        for record in good:
-            usable[record.compile_key] = True  # or else the store had refused it
-            self.tally.sent()
+                good.append(key)
+        self._put(good)
         for found in self.contents.manifests.values():
             gone = self._failed([item.sha256 for item in found.artifacts])
             for key in found.compile_keys():
-                if key not in usable:
-                    usable[key] = self._usable(key)
-            gone += [layout.graph_name(key) for key in found.compile_keys() if not usable[key]]
+                if key not in self.usable:
+                    self.usable[key] = self._usable(key)
+            gone += [layout.graph_name(key) for key in found.compile_keys() if not self.usable[key]]
             if gone and found.complete:
                 fault = errors.incomplete(self.remote.where, f"manifest {found.id[:12]}", gone)
                 self.tally.fail(layout.manifest_name(found.id), self.tally.failures.get(gone[0], fault))
@@ -309,6 +333,11 @@ class _Pull:
     def _failed(self, blobs: Iterable[str]) -> list[str]:
         failures = self.tally.failures
         return [name for name in map(layout.blob_name, blobs) if name in failures]
+
+
+def _named(record: GraphRecord) -> list[str]:
+    """The blobs that a record names."""
+    return [record.text, *(item.sha256 for item in record.artifacts)]
 
 
 def miss(remote: RemoteStore, name: str) -> Miss:

@@ -6,7 +6,7 @@ They are not flushed: the remote has them. What a power cut spoils is found by i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,8 +21,11 @@ from neffcache.store.files import Bytes
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged
 
-BATCH = 128 << 20
-"""Bytes that become visible together. A killed pull loses at most three of these: two arrive while one is published."""
+BATCH = 64 << 20
+"""Bytes that become visible together."""
+ARRIVING, PUBLISHING = 4, 2
+"""Batches that are on their way at once, and that wait to become visible: what a killed pull may lose. Fewer, and those
+who fetch would wait for the slowest of a batch, or for who publishes thousands of small files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,18 @@ class Want:
     place: Place | None = None
 
 
-def fetch(remote: RemoteStore, store: LocalStore, wanted: Sequence[Want], tally: Tally, progress: Progress) -> None:
+def fetch(
+    remote: RemoteStore,
+    store: LocalStore,
+    wanted: Sequence[Want],
+    tally: Tally,
+    progress: Progress,
+    arrived: Callable[[list[str]], None] = lambda _: None,
+) -> None:
     """Fetch blobs that the store lacks; they are visible when this ends.
 
-    What cannot be had is a failure of the tally. Raises StoreFault, and Fault when the remote as a whole is gone.
+    `arrived` is told of blobs as soon as they are visible, some at a time and one call at a time. What cannot be had is
+    a failure of the tally. Raises StoreFault, what `arrived` raises, and Fault when the remote as a whole is gone.
     """
     transfers = remote.client.access.transfers
     arriving: deque[_Part] = deque()
@@ -45,18 +56,18 @@ def fetch(remote: RemoteStore, store: LocalStore, wanted: Sequence[Want], tally:
         ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher,
         ThreadPoolExecutor(transfers, thread_name_prefix="transfer") as pool,
     ):
-        publishing: Future[None] | None = None
+        publishing: deque[Future[None]] = deque()
         try:
             for part in (*_batches(wanted), None):
                 if part is not None:
                     arriving.append(_Part(remote, store, part, tally, progress, pool))
-                while len(arriving) > (0 if part is None else 1):
+                while len(arriving) >= (1 if part is None else ARRIVING):
                     arriving[0].wait()
-                    if publishing is not None:
-                        publishing.result()
-                    publishing = publisher.submit(arriving.popleft().finish)
-            if publishing is not None:
-                publishing.result()
+                    while len(publishing) >= PUBLISHING:
+                        publishing.popleft().result()
+                    publishing.append(publisher.submit(arriving.popleft().finish, arrived))
+            for future in publishing:
+                future.result()
         except BaseException as fault:
             pool.shutdown(cancel_futures=True)
             for each in arriving:
@@ -90,10 +101,11 @@ class _Part:
         for future in self._waiting:
             future.result()
 
-    def finish(self) -> None:
+    def finish(self, arrived: Callable[[list[str]], None]) -> None:
         self._open.close()  # publishes the batch
         for want in self.done:
             self.tally.sent(want.size)
+        arrived([want.sha256 for want in self.done])
 
     def drop(self, fault: BaseException) -> None:
         self._open.__exit__(type(fault), fault, fault.__traceback__)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """push and pull against s5cmd, from a real S3 server (SeaweedFS) on this machine, alternating in one run.
 
-The job has 1,000 files of 200 kB and 48 of 16 MB. s5cmd moves the same bytes as plain files and verifies nothing; we
-hash every byte on both sides, and after each pull every file is hashed once more by this script. Each transfer is a
-process of its own, so start-up counts; `noop` is the pull itself, without the
-interpreter's start. Exit 1 when a bar does not hold.
+The job has 1,000 files of 200 kB and 48 of 16 MB. s5cmd moves the same bytes as plain files and verifies nothing. Of a
+push every byte is hashed: what goes in packs by us, and everything by the server, which is given the digests and is
+shown by a probe to refuse others. Of a pull every byte is hashed by us, and after it once more by this script. Each
+transfer is a process of its own, so start-up counts; `noop` is the pull itself, without the interpreter's start. Exit 1
+when a bar does not hold.
 
     .venv/bin/python scripts/bench/transfer.py [--rounds 7] [--small 1000] [--large 48] [--json]
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from neffcache.flows.pull import Target, by_key, by_ref, everything, in_channel,
 from neffcache.flows.push import push
 from neffcache.flows.pushable import of_all, of_channel, of_key
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
-from neffcache.remote import errors, send
+from neffcache.remote import errors, fetch, send
 from neffcache.remote.packs import places
 from neffcache.remote.tier import RemoteStore
 from neffcache.store import layout
@@ -72,6 +74,41 @@ def test_small_files_travel_in_packs_and_cost_no_request_each(
     assert pull(connect(), other, target(made)).complete
     assert len(front.seen) == 3, "the manifest, its records, their files"
     assert tree(other).keys() >= {layout.blob_name(sha256_hex(content("one 99")))}
+
+
+def test_a_record_is_there_as_soon_as_all_that_it_names_is(
+    connect: Connect, store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"g{number}" for number in range(12)]
+    for word in words:
+        put_graph(store, word, large=2 * MB)
+    made = put_job(store, *words)
+    sent(connect, store)
+    here: list[int] = []  # records, each time that blobs have become visible
+    waiting: list[int] = []  # batches that are on their way or wait to become visible
+    monkeypatch.setattr(fetch, "BATCH", MB)
+    start, finish = fetch._Part.__init__, fetch._Part.finish
+    begun = itertools.count(1)
+    ended: list[object] = []
+
+    def started(part: fetch._Part, *rest: Any) -> None:
+        waiting.append(next(begun) - len(ended))
+        start(part, *rest)
+
+    def finished(part: fetch._Part, *rest: Any) -> None:
+        finish(part, *rest)
+        here.append(len(other.graph_keys()))
+        ended.append(part)
+
+    monkeypatch.setattr(fetch._Part, "__init__", started)
+    monkeypatch.setattr(fetch._Part, "finish", finished)
+    pulled = pull(connect(), other, target(made))
+    assert pulled.complete
+    assert pulled.tally.adds_up
+    assert here == sorted(here)
+    assert here[-1] == len(words)
+    assert len(set(here)) > 3, "they came at once"
+    assert max(waiting) <= fetch.ARRIVING + fetch.PUBLISHING + 1, "a killed pull would lose more"
 
 
 def test_a_file_is_handed_to_the_socket_in_large_blocks(
