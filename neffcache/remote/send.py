@@ -38,7 +38,9 @@ def send_blob(remote: RemoteStore, store: LocalStore, sha256: str, size: int, *,
         attempts = itertools.count()
 
         def opened() -> Reader:
-            return store.blob_reader(sha256, checked=not remote.verifies or next(attempts) > 0)
+            # One of another size would keep the server waiting for what never comes.
+            trusted = remote.verifies and next(attempts) == 0 and store.blob_size(sha256) == size
+            return store.blob_reader(sha256, checked=not trusted)
 
         etag = remote.client.put(name, opened, sha256, size=size, if_absent=over is None, if_match=over)
         return etag is not None

@@ -207,11 +207,11 @@ class Reader:
         with storage("reading", self._path):
             data: bytes = self._file.read(size) or b""
             at = self._file.tell()
-        if not self._known:
-            if self._sha is not None:
-                self._sha.update(data)
-            if at >= self.size or not data:
-                self._judge()
+        if not self._known and self._sha is not None:
+            self._sha.update(data)
+        ended = at >= self.size
+        if (ended and not self._known) or not (ended or data):  # or an end where there should be more
+            self._judge()
         return data
 
     def _judge(self) -> None:

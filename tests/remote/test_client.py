@@ -42,6 +42,24 @@ def test_what_is_no_model_is_none() -> None:
     assert _Files().load_file("/nowhere/at/all") is None
 
 
+@pytest.mark.parametrize("probed", [False, True])
+@pytest.mark.parametrize("left", [0, 10])
+def test_a_blob_that_a_power_cut_has_shortened_is_damage_at_once(
+    remote: RemoteStore, store: LocalStore, probed: bool, left: int
+) -> None:
+    """Sent as it is, the server would wait for the rest."""
+    if probed:
+        assert remote.conditional()
+    sha256 = store.put_blob(b"x" * 1000)
+    path = store.root / layout.blob_name(sha256)
+    path.chmod(0o600)
+    os.truncate(path, left)
+    with pytest.raises(Damaged):
+        send_blob(remote, store, sha256, 1000)
+    assert not remote.exists(layout.blob_name(sha256))
+    assert remote.client.faults().get("timed_out", 0) == 0
+
+
 @pytest.mark.parametrize("size", [1000, 3 * CHUNK + 7])
 @pytest.mark.parametrize("probed", [False, True])
 def test_a_blob_that_proves_damaged_while_it_is_sent_is_never_there(

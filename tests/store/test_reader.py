@@ -97,6 +97,19 @@ def test_what_changes_meanwhile_is_not_given_whole(stored, change) -> None:
             drain(reader)
 
 
+def test_unchecked_it_is_given_as_it_is_and_not_when_it_ends_too_early(stored) -> None:
+    store, sha256 = stored
+    path = store.root / "blobs" / "sha256" / sha256[:2] / sha256
+    flip(path, 3)
+    with store.blob_reader(sha256, checked=False) as reader:
+        assert len(drain(reader)) == len(DATA)
+    with store.blob_reader(sha256, checked=False) as reader:
+        reader.read(STEP)
+        os.truncate(path, STEP)
+        with pytest.raises(Damaged):
+            drain(reader)
+
+
 def test_what_is_no_file_is_damage_and_what_is_absent_a_miss(store: LocalStore) -> None:
     with pytest.raises(Miss):
         store.blob_reader("a" * 64)
