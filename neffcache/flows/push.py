@@ -174,7 +174,8 @@ class _Push:
                     named |= {name: placed.get(name) for name in _blob_names(found.record)}
         for item in self.manifests.values():
             named |= {layout.blob_name(a.sha256): self.place.get(layout.blob_name(a.sha256)) for a in item.artifacts}
-        for key in keys:
+        # Else each is looked for right before it is sent: that is no time during which nothing is sent.
+        for key in keys if self.dry_run or self.repair else ():
             if not isinstance(self.records[key], Versioned) and (local := self._local(key)) is not None:
                 named |= {name: None for name in _blob_names(local) if self._size(name.rpartition("/")[2]) >= SMALL}
         self.presence.look(named)
@@ -316,8 +317,10 @@ class _Push:
         def blob(sha256: str) -> None:
             name, size = layout.blob_name(sha256), self.sizes[sha256]
             try:
-                head = self.presence.heads.get(name)
-                if head is not None and self.repair:
+                head = self.presence.head(name) if size >= SMALL else self.presence.heads.get(name)
+                if head is not None and self.presence.there(name, None, size):
+                    self.tally.there(size)
+                elif head is not None and self.repair:
                     rewrite(self.remote, self.store, sha256, size)
                     self.result.repaired.append(name)
                     self.tally.sent(size)

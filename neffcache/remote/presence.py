@@ -35,10 +35,13 @@ class Presence:
         self._ask(alone)
 
     def _ask(self, names: Iterable[str]) -> None:
-        def ask(name: str) -> None:
-            self.heads[name] = self.remote.client.head(name)
+        at_once(self.remote.client.access.transfers, self.head, list(names))
 
-        at_once(self.remote.client.access.transfers, ask, list(names))
+    def head(self, name: str) -> Head | None:
+        """Size and ETag of an object, asked for once. Raises Fault."""
+        if name not in self.heads:
+            self.heads[name] = self.remote.client.head(name)
+        return self.heads[name]
 
     def there(self, name: str, place: Place | None, size: int | None) -> bool:
         """Whether it is there with its size (None: any), as far as `look` was called for it."""

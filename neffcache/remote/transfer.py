@@ -153,7 +153,7 @@ def at_once_then(
     at_once(threads, then, free)
 
 
-def at_once(threads: int, work: Callable[[T], None], items: Iterable[T]) -> None:
+def at_once(threads: int, work: Callable[[T], object], items: Iterable[T]) -> None:
     """`work` of every item, in threads. The first exception that it lets out, or a signal, drops what has not begun."""
     with ThreadPoolExecutor(threads, thread_name_prefix="transfer") as pool:
         waiting = [pool.submit(work, item) for item in items]

@@ -253,6 +253,21 @@ def test_one_upload_that_always_fails_leaves_the_others_and_the_next_push_sends_
     assert again == {bad, layout.blob_name(sha256_hex(b"neffcache graph 1\ngraph7\n"))}
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_large_file_without_a_record_is_found_and_not_sent_again(
+    connect: Connect, store: LocalStore, front: Proxy, dry_run: bool
+) -> None:
+    """What a push leaves that is killed before the first record."""
+    put_job(store, "one", large=2 * MB)
+    (sha256,) = [blob for blob in store.blobs() if (store.blob_size(blob) or 0) >= MB]
+    assert send.send_blob(connect(), store, sha256, 2 * MB)
+    front.clear()
+    pushed = push(connect(), store, of_all(store), dry_run=dry_run)
+    assert pushed.fault() is None
+    assert pushed.tally.present_bytes == 2 * MB
+    assert (front.count("HEAD", sha256), front.count("PUT", sha256)) == (1, 0)
+
+
 @pytest.mark.parametrize(
     "action",
     [says(500, "InternalError"), says(503, "SlowDown", {"Retry-After": "0"}), resets, cuts, flips],
