@@ -20,7 +20,7 @@ from neffcache.remote.contents import Contents
 from neffcache.remote.fetch import Want, fetch
 from neffcache.remote.packs import plain
 from neffcache.remote.tier import RemoteStore
-from neffcache.remote.transfer import Progress, Tally, at_once
+from neffcache.remote.transfer import Progress, Tally, Waiting, at_once
 from neffcache.store import layout
 from neffcache.store.local import LocalStore
 from neffcache.store.records import Damaged, GraphRecord, Manifest, Ref, decode
@@ -233,10 +233,6 @@ class _Pull:
         self.contents = Contents(remote)
         self.usable: dict[str, bool] = {}
         """Compile key -> whether its record is here with everything that it names, as far as that is known."""
-        self.waiting: dict[str, set[str]] = {}
-        """Compile key -> blobs of its record that are still on their way."""
-        self.users: dict[str, list[str]] = {}
-        """Blob -> compile keys of the records that wait for it."""
 
     def run(self, targets: Sequence[Target], *, dry_run: bool = False) -> None:
         contents = self.contents
@@ -259,13 +255,16 @@ class _Pull:
         if dry_run:
             return
         self.store.require_space(total)
-        for key, record in self.contents.records.items():
-            self.waiting[key] = {sha256 for sha256 in _named(record) if sha256 in wanted}
-            for sha256 in self.waiting[key]:
-                self.users.setdefault(sha256, []).append(key)
+        waiting = Waiting(
+            {key: [blob for blob in _named(item) if blob in wanted] for key, item in self.contents.records.items()}
+        )
+
+        def arrived(blobs: list[str]) -> None:
+            self._put(waiting.done(blobs))  # while other blobs are on their way
+
         self.progress.begin("pulling", len(wanted), total)
         try:
-            fetch(self.remote, self.store, list(wanted.values()), self.tally, self.progress, self._arrived)
+            fetch(self.remote, self.store, list(wanted.values()), self.tally, self.progress, arrived)
         finally:
             self.progress.end()
         self._record()
@@ -286,16 +285,6 @@ class _Pull:
                 place = self.contents.place.get(layout.blob_name(sha256))
                 wanted[sha256] = Want(sha256, size or 0, place)
         return wanted
-
-    def _arrived(self, blobs: Sequence[str]) -> None:
-        """Records as soon as all that they name is here, while other blobs are on their way."""
-        ready: list[str] = []
-        for sha256 in blobs:
-            for key in self.users.get(sha256, ()):
-                self.waiting[key].discard(sha256)
-                if not self.waiting[key]:
-                    ready.append(key)
-        self._put(ready)
 
     def _put(self, keys: Sequence[str]) -> None:
         self.store.put_graphs([plain(self.contents.records[key]) for key in keys])

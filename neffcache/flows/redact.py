@@ -148,7 +148,7 @@ class Redactor:
     def learn(self, secret: str) -> None:
         """Remove this value from now on, as it is and as URLs, JSON and base64 write it."""
         # As it is too: without its blanks it may be too short to be told from a word.
-        for line in {secret, secret.strip(), *secret.strip().splitlines()}:
+        for line in {secret, secret.strip(), *secret.strip().splitlines()} if secret.strip() else ():
             if len(line) >= SHORTEST and line not in "<removed> <private key> <AWS key id> <account> <email>":
                 data = line.encode(errors="surrogateescape")
                 for form in (line, quote(line, safe="", errors="replace"), quote_plus(line, errors="replace"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from neffcache.errors import NeffcacheError
 
@@ -121,6 +121,31 @@ class Meter:
         return None if not self.done else max(self.total - self.done, 0) / self.rate
 
 
+class Waiting(Generic[K, T]):
+    """Keys that wait for items. Safe to use from several threads."""
+
+    def __init__(self, needs: Mapping[K, Iterable[T]]) -> None:
+        self._lacking = {key: set(needed) for key, needed in needs.items()}
+        self._users: dict[T, list[K]] = {}
+        for key, needed in self._lacking.items():
+            for item in needed:
+                self._users.setdefault(item, []).append(key)
+        self._lock = threading.Lock()
+        self.free = [key for key, needed in self._lacking.items() if not needed]
+        """Those that never had to wait."""
+
+    def done(self, items: Iterable[T]) -> list[K]:
+        """The keys for which the last item that they waited for is among these."""
+        ready: list[K] = []
+        with self._lock:
+            for item in items:
+                for key in self._users.pop(item, ()):
+                    self._lacking[key].discard(item)
+                    if not self._lacking[key]:
+                        ready.append(key)
+        return ready
+
+
 def at_once_then(
     threads: int,
     work: Callable[[T], None],
@@ -132,25 +157,15 @@ def at_once_then(
 
     Exceptions as `at_once`.
     """
-    lacking = {key: set(needed) for key, needed in needs.items()}
-    using: dict[T, list[K]] = {}
-    for key, needed in lacking.items():
-        for item in needed:
-            using.setdefault(item, []).append(key)
-    lock = threading.Lock()
+    waiting = Waiting(needs)
 
     def step(item: T) -> None:
         work(item)
-        with lock:
-            for key in using.get(item, ()):
-                lacking[key].discard(item)
-            ready = [key for key in using.get(item, ()) if not lacking[key]]
-        for key in ready:
+        for key in waiting.done([item]):
             then(key)
 
-    free = [key for key, needed in lacking.items() if not needed]
     at_once(threads, step, items)
-    at_once(threads, then, free)
+    at_once(threads, then, waiting.free)
 
 
 def at_once(threads: int, work: Callable[[T], object], items: Iterable[T]) -> None:

@@ -126,6 +126,12 @@ def test_this_machine_s_own_secrets_and_names(tmp_path: Path, monkeypatch: pytes
 word = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=6, max_size=60)
 
 
+def test_blanks_are_no_secret() -> None:
+    redactor = Redactor()
+    redactor.learn(" " * 12)
+    assert redactor.text("a" + " " * 20 + "b") == "a" + " " * 20 + "b"
+
+
 @settings(max_examples=50)
 @given(before=st.text(max_size=40), secret=word, after=st.text(max_size=40))
 @example(before="", secret="00000\xa0", after="")
