@@ -24,6 +24,7 @@ import urllib3.exceptions
 from neffcache import __version__
 from neffcache.errors import NeffcacheError, Usage
 from neffcache.remote import errors
+from neffcache.remote.direct import Reading
 from neffcache.remote.patience import Patience
 from neffcache.remote.session import quick_session, times_as_text
 from neffcache.remote.url import Url
@@ -140,6 +141,7 @@ class Client:
         self._s3 = self._make()
         pays = {"RequestPayer": "requester"} if access.requester_pays else {}
         self._reading: dict[str, Any] = {"Bucket": url.bucket, **pays}
+        self._objects = Reading(self._session, self._s3, self._reading, again=functools.partial(self.count, "get"))
         sse = "aws:kms" if access.kms_key else access.sse
         self._writing: dict[str, Any] = {
             **self._reading,
@@ -178,10 +180,12 @@ class Client:
         """(content, ETag) of a small object, or None when there is none. Raises Fault."""
 
         def get() -> tuple[bytes, str]:
-            answer = self._s3.get_object(Key=self.url.key(name), **self._reading)
-            data = answer["Body"].read()
+            size, etag, body = self._objects.get(self.url.key(name))
+            data = body.read()
             self.count("bytes_received", len(data))
-            return data, answer.get("ETag", "")  # some stores give none
+            if size is not None and len(data) != size:
+                raise ConnectionError(f"the body ended {size - len(data)} bytes too early")
+            return data, etag
 
         return self._absent_is_none(lambda: self._call("get", f"reading {name}", get))
 
@@ -196,26 +200,21 @@ class Client:
         trying = self.patience.trying()
         while end is None or at < end:
             try:
-                wanted = f"bytes={at}-{'' if end is None else end - 1}"
+                extent = None if at == 0 and end is None else f"bytes={at}-{'' if end is None else end - 1}"
                 self.count("get")
-                answer = self._s3.get_object(
-                    Key=self.url.key(name),
-                    **self._reading,
-                    **({"Range": wanted} if at or end is not None else {}),
-                    **({"IfMatch": etag} if etag else {}),
-                )
-                etag = answer.get("ETag", "")
+                size, etag, body = self._objects.get(self.url.key(name), extent=extent, etag=etag)
                 if end is None:
-                    end = at + int(answer["ContentLength"])
-                body = answer["Body"]
-                while at < end:
-                    chunk = body.read(min(CHUNK, end - at))
-                    if not chunk:
-                        raise ConnectionError(f"the body ended {end - at} bytes too early")
-                    at += len(chunk)
-                    trying.progress()
-                    yield chunk
-                body.close()
+                    if size is None:
+                        raise ConnectionError("the answer does not say how long it is")
+                    end = at + size
+                with contextlib.closing(body):
+                    while at < end:
+                        chunk = body.read(min(CHUNK, end - at))
+                        if not chunk:
+                            raise ConnectionError(f"the body ended {end - at} bytes too early")
+                        at += len(chunk)
+                        trying.progress()
+                        yield chunk
             except FAILURES as error:
                 fault = self._fault(error, f"reading {name}")
                 if fault is None:

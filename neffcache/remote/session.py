@@ -1,6 +1,7 @@
 """A botocore session for short commands: what botocore does at its start and this package never asks for is left out.
 
-Public parts of botocore only: components of a session, and classes that are meant to be replaced.
+Public parts of botocore only: components of a session, and classes that are meant to be replaced. `direct` has the one
+exception.
 """
 
 from __future__ import annotations
